@@ -5,13 +5,15 @@ from __future__ import annotations
 import enum
 
 from dashboards.board import ATTEMPTS, NODE, RUN, Board, Row, Variable
-from dashboards.energy_devices import ENERGY_UNIT, device_panels
+from dashboards.energy_devices import DEVICES_OF_RUNS, ENERGY_UNIT, device_panels
 from dashboards.energy_loss import WASTED_WATT_HOURS_SINCE_START
 from dashboards.energy_overview import (
     CROSSCHECK_RATIO,
+    GAP_SECONDS_IN_RANGE,
     MAX_CROSSCHECK_RATIO,
     MIN_CROSSCHECK_RATIO,
     SUSPECT_DEVICES,
+    build_current_losses_table,
     overview_panels,
     total_panels,
 )
@@ -19,7 +21,7 @@ from dashboards.losses_now import (
     CAUSE_NAMES,
     COMPLETE_RUN_POWER,
     COST_PER_HOUR_BY_RUN,
-    LOST_COST_PER_HOUR_BY_RUN,
+    LOST_SHARE_NOW_BY_RUN,
     STANDSTILL_BY_RUN,
     TOO_MUCH_STALE_COST,
 )
@@ -27,8 +29,8 @@ from dashboards.palette import (
     BAD,
     BADPUT_CAUSE_COLORS,
     BLUE,
-    COLOR_BY_ORDER,
     GREEN,
+    HASHED_COLOR,
     NEUTRAL,
     ORANGE,
     WARNING,
@@ -38,6 +40,7 @@ from dashboards.palette import (
     shades,
 )
 from dashboards.panels import (
+    RUN_LINK,
     Panel,
     threshold_steps,
     time_series,
@@ -72,7 +75,7 @@ def board() -> Board:
         variables=(RUN, NODE_VARIABLE),
         rows=(
             Row("At a glance", overview_panels()),
-            Row("Losses and power over time", _time_panels()),
+            Row("Losses and power", _loss_panels()),
             Row("Totals", total_panels()),
             Row("Nodes and GPUs", device_panels()),
             Row("Energy per unit of work", _efficiency_panels()),
@@ -84,8 +87,8 @@ def board() -> Board:
     )
 
 
-def _time_panels() -> tuple[Panel, ...]:
-    """Return the panels of the lost cost, of the power and of the wasted energy of runs over time."""
+def _loss_panels() -> tuple[Panel, ...]:
+    """Return the panels of the lost share, of the power and of the wasted energy of runs over time, and the table of the current losses."""
     wasted_energy = time_series(
         "Wasted energy by cause",
         Query(WASTED_WATT_HOURS_SINCE_START, "{{cause}}"),
@@ -104,14 +107,9 @@ def _time_panels() -> tuple[Panel, ...]:
     )
     return (
         time_series(
-            "Lost per hour by run",
-            Query(
-                f"sum by (run, currency) ({LOST_COST_PER_HOUR_BY_RUN} unless on (run) {_ENDING_FOR_LESS_THAN_A_MINUTE})",
-                "{{run}}",
-            ),
-            unit="none",
-            decimals=2,
-            color=COLOR_BY_ORDER,
+            "Lost share of the cost of each run",
+            Query(f"{LOST_SHARE_NOW_BY_RUN} unless on (run) {_ENDING_FOR_LESS_THAN_A_MINUTE}", "{{run}}"),
+            unit="percentunit",
             w=8,
         ),
         # The mean of the GPUs, because the power of a large run would hide the power of small runs.
@@ -122,10 +120,11 @@ def _time_panels() -> tuple[Panel, ...]:
                 'min(gpu_power_limit_watts{@energy_node, limit="enforced"})', "lowest limit", reference=True
             ),
             unit="watt",
-            color=COLOR_BY_ORDER,
+            color=HASHED_COLOR,
             w=8,
         ),
         wasted_energy,
+        build_current_losses_table(),
     )
 
 
@@ -255,35 +254,77 @@ def _carbon_panels() -> tuple[Panel, ...]:
 class ReadingQuality(enum.IntEnum):
     """Quality of the energy reading of a device. The table *Source of each number* shows the largest number first."""
 
+    LOST = 5  # the GPU is lost
+    UNKNOWN = 4  # the exporter of the node does not respond
+    GAP = 3  # a part of the time range has no reading
     SUSPECT = 2  # the energy counter and the power disagree
     MODELED = 1
     MEASURED = 0
 
 
-_READING_QUALITY_BY_DEVICE = (
-    f"0 * {SUSPECT_DEVICES} + {ReadingQuality.SUSPECT}"
-    ' or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"})'
-    f" + {ReadingQuality.MODELED}"
-    " or on (instance, device) 0 * max by (instance, device) (exporter_energy_source_info{@energy_node})"
+_LOST_DEVICES = (
+    'label_replace(max by (instance, uuid) (gpu_up{@energy_node}) == 0, "device", "$1", "uuid", "(.+)")'
 )
-"""PromQL for the `ReadingQuality` of each device, by node and device."""
+"""PromQL for the lost GPUs, by node and device."""
+_CURRENT_DEVICES = "max by (instance, device) (exporter_energy_source_info{@energy_node})"
+_DEVICES_OF_OTHER_RUNS = (
+    '(training_energy_share_ratio{cluster=~"$cluster", run!~"$run"} > 0'
+    f" unless on (instance, device) {DEVICES_OF_RUNS})"
+)
+"""PromQL for the devices whose energy only runs that are not selected are charged for."""
+_READ_DEVICES = (
+    "(max by (instance, component, device, index, source, name) (last_over_time(exporter_energy_source_info{@energy_node}[$__range]))"
+    f" unless on (instance, device) {_DEVICES_OF_OTHER_RUNS})"
+)
+"""PromQL for the devices of the nodes in the time range, without those of other runs."""
+
+
+def _reading_quality_by_device() -> str:
+    """Return PromQL for the `ReadingQuality` of each device, by node and device."""
+    conditions = {
+        ReadingQuality.LOST: _LOST_DEVICES,
+        ReadingQuality.GAP: f"{GAP_SECONDS_IN_RANGE} > 0",
+        ReadingQuality.SUSPECT: SUSPECT_DEVICES,
+        ReadingQuality.MODELED: 'max by (instance, device) (exporter_energy_source_info{@energy_node, measured="false"})',
+        ReadingQuality.MEASURED: _CURRENT_DEVICES,
+    }
+    devices = f"group by (instance, device) ({_READ_DEVICES})"
+    of_current_devices = " or on (instance, device) ".join(
+        f"0 * max by (instance, device) ({condition}) + {quality}"
+        for quality, condition in conditions.items()
+    )
+    return (
+        f"(({of_current_devices}) and on (instance, device) {_CURRENT_DEVICES} and on (instance, device) {devices})"
+        f" or on (instance, device) 0 * {devices} + {ReadingQuality.UNKNOWN}"
+    )
 
 
 def _source_panels() -> tuple[Panel, ...]:
     """Return the panels about the sources of the energy readings."""
+    gpus = 'last_over_time(exporter_energy_source_info{@energy_node, component="gpu"}[$__range])'
+
+    def of_rows(expression: str) -> str:
+        """Return PromQL for the values of the devices of the table: the value of another device would be a row of its own."""
+        return f"{expression} and on (instance, device) {_READ_DEVICES}"
+
     return (
         table(
             "Source of each number",
-            Column("instance", "Node", width=130),
+            Column("instance", "Node", width=110),
             Column("component", "Component", width=110),
+            Column("index", "GPU", width=60),
+            Column("run", "Run", width=115, links=(RUN_LINK,)),
             Column("name", "Device"),
-            Column("source", "Read from", width=130),
+            Column("source", "Read from", width=125),
             Column(
-                _READING_QUALITY_BY_DEVICE,
+                _reading_quality_by_device(),
                 "Reading",
                 width=110,
                 mappings=value_mappings(
                     {
+                        ReadingQuality.LOST.value: ("lost", BAD),
+                        ReadingQuality.UNKNOWN.value: ("unknown", WARNING),
+                        ReadingQuality.GAP.value: ("gap", WARNING),
                         ReadingQuality.SUSPECT.value: ("suspect", BAD),
                         ReadingQuality.MODELED.value: ("modeled", WARNING),
                         ReadingQuality.MEASURED.value: ("measured", NEUTRAL),
@@ -291,10 +332,10 @@ def _source_panels() -> tuple[Panel, ...]:
                 ),
             ),
             Column(
-                CROSSCHECK_RATIO,
-                "Counter ÷ integrated power",
+                of_rows(CROSSCHECK_RATIO),
+                "Counter / power",
                 decimals=2,
-                width=140,
+                width=135,
                 thresholds=threshold_steps(
                     (None, NEUTRAL),
                     (0.001, BAD),
@@ -303,20 +344,24 @@ def _source_panels() -> tuple[Panel, ...]:
                 ),
             ),
             Column(
-                "sum by (instance, device) (exporter_energy_resets_total{@energy_node})"
-                " or max by (instance, device) (exporter_energy_source_info{@energy_node}) * 0",
-                "Counter resets",
-                width=110,
+                of_rows(
+                    "(sum by (instance, device) (exporter_energy_resets_total{@energy_node})"
+                    f" or {_CURRENT_DEVICES} * 0)"
+                ),
+                "Resets",
+                width=80,
             ),
             Column(
-                "sum by (instance, device) (exporter_energy_gap_seconds_total{@energy_node})"
-                " or max by (instance, device) (exporter_energy_source_info{@energy_node}) * 0",
-                "Time without reading",
+                of_rows(f"({GAP_SECONDS_IN_RANGE} or {_CURRENT_DEVICES} * 0)"),
+                "Not read",
                 unit="s",
-                width=140,
+                width=90,
             ),
             Column("device", "Device id"),
-            row_query="max by (instance, component, device, source, name) (exporter_energy_source_info{@energy_node})",
+            row_query=(
+                f"{_READ_DEVICES} * on (instance, device) group_left (run)"
+                f" topk by (instance, device) (1, {DEVICES_OF_RUNS} and on (instance, device) {gpus}) or on (instance, device) {_READ_DEVICES}"
+            ),
             sort="Reading",
             h=10,
         ),

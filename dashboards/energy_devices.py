@@ -16,6 +16,10 @@ HELD_GPUS_TEMPLATE = (
 """Template of PromQL for the GPUs that runs hold, as in the rules `run_gpu:…`."""
 HELD_GPUS = HELD_GPUS_TEMPLATE.format(selector="@run")
 """PromQL for a series of value 1 for each device that a selected run holds now, by node, UUID and run."""
+DEVICES_OF_RUNS = (
+    "group by (instance, device, run) (last_over_time(training_energy_share_ratio{@run}[$__range]) > 0)"
+)
+"""PromQL for a series of value 1 for each device whose energy a selected run was charged for in the time range, by node, device and run."""
 GPU_ENERGY = "max by (instance, uuid) (increase(gpu_energy_joules_total{@energy_node}[$__range]))"
 """PromQL for the joules of each device in the time range, by node and UUID."""
 _GPU_ENERGY_OF_RUNS = increase_in_range(
@@ -78,9 +82,15 @@ def _gpu_table() -> Panel:
     held = HELD_GPUS_TEMPLATE.format(selector="@energy_node")
     last_runs = f"topk by (instance, uuid) (1, last_over_time(({held})[$__range:$__interval]))"
     selected_runs = "group by (run) (last_over_time(training_run_state{@run}[$__range]))"
-    # The number of points of the subquery at which a run held the device, times the distance of the points.
+    # The driver lists no processes of a lost GPU, which its run still pays for.
+    lost = (
+        "(group by (instance, uuid) (gpu_up{@energy_node} == 0)"
+        " and on (uuid) last_over_time(run_gpu:training_gpu_lost:group{@cluster}[35s]))"
+    )
+    # The number of points of the subquery at which a run pays for the device, times the distance of the points.
     held_seconds = (
-        f"sum_over_time((max by (instance, uuid) ({held}))[$__range:$__interval]) * $__interval_ms / 1000"
+        f"sum_over_time((max by (instance, uuid) ({held}) or on (instance, uuid) {lost})[$__range:$__interval])"
+        " * $__interval_ms / 1000"
     )
     prices = "max by (instance) (training_gpu_price_per_second{@energy_node})"
     power = "max by (instance, gpu) (gpu_power_watts{@energy_node})"

@@ -1,9 +1,10 @@
 """PromQL for the time, energy and cost of runs in the time range, by cause. The causes add up to the whole.
 
     time   = progress + slowest_rank + causes of badput
-    energy = progress + slowest_rank + causes of wasted energy
+    energy = progress + slowest_rank + causes of wasted energy + unattributed
 
-Progress is work, saved or not yet saved, without the time lost to the slowest rank.
+Progress is work, saved or not yet saved, without the time lost to the slowest rank. Unattributed is energy of unknown phases: the exporter
+has not read the phases of a rank in time, or no rank of the run exists.
 
 - Time: the ledger of the exporter records badput only after it has decided the cause. Before that, the time since an overdue step counts as
   a hang, the unsaved work of a failed run as lost progress, and the time since the end of its ranks as downtime.
@@ -142,19 +143,44 @@ def _run_energy(before: str) -> str:
     return increase_in_range("training_energy_joules_total{@run}", "run", before=before)
 
 
-def _wasted_energy(before: str) -> str:
-    """Return PromQL for the wasted joules of each run by cause, over all nodes of the run.
-
-    The waste on the node of the ledger is scaled by the ratio of the energies of all nodes and of this node. The energy since an overdue
-    step is added to the cause `hang`. The lost work of a failed run, at the mean power of the run, is added to the cause `lost_progress`.
-    """
+def _scale_to_all_nodes(energy: str, before: str) -> str:
+    """Return PromQL for energy of each run on the node of the ledger, scaled by the ratio of the energies of all nodes and of this node."""
     energy_on_node_of_ledger = increase_in_range(
         "training_energy_joules_total{@run}", "run", condition=_ON_NODE_OF_LEDGER, before=before
     )
+    return f"({energy} * on (run) group_left () ({_run_energy(before)} / ({energy_on_node_of_ledger} > 0)))"
+
+
+def _unattributed_energy_on_node_of_ledger(before: str) -> str:
+    """Return PromQL for the joules of each run on the node of the ledger whose phase the exporter does not know."""
+    return increase_in_range(
+        'training_phase_energy_joules_total{@run, phase="unattributed"}',
+        "run",
+        condition=_ON_NODE_OF_LEDGER,
+        before=before,
+    )
+
+
+def _unattributed_energy(before: str) -> str:
+    """Return PromQL for the joules of each run whose phase the exporter does not know, over all nodes of the run."""
+    return _scale_to_all_nodes(_unattributed_energy_on_node_of_ledger(before), before)
+
+
+def _wasted_energy(before: str) -> str:
+    """Return PromQL for the wasted joules of each run by cause, over all nodes of the run.
+
+    The waste on the node of the ledger is scaled to all nodes. The energy since an overdue step is added to the cause `hang`. The lost work
+    of a failed run, at the mean power of the run, is added to the cause `lost_progress`.
+    """
     recorded_waste = increase_in_range(
         "training_wasted_energy_joules_total{@run}", "run, cause", condition=_ON_NODE_OF_LEDGER, before=before
     )
-    scaled_waste = f"({recorded_waste} * on (run) group_left () ({_run_energy(before)} / ({energy_on_node_of_ledger} > 0)))"
+    # The exporter counts the energy of unknown phases as a waste of the cause `other`, although most of this energy is usually work.
+    unattributed_energy = as_cause(_unattributed_energy_on_node_of_ledger(before), "other")
+    attributed_waste = (
+        f"(clamp_min({recorded_waste} - on (run, cause) {unattributed_energy}, 0) or {recorded_waste})"
+    )
+    scaled_waste = _scale_to_all_nodes(attributed_waste, before)
     overdue_energy = as_cause(
         f"(({_OVERDUE_SECONDS} or on (run) {_HANG_WITHOUT_ENERGY}) * on (run) {RUN_POWER_5M})", "hang"
     )
@@ -164,19 +190,23 @@ def _wasted_energy(before: str) -> str:
 
 
 def _work_energy(before: str) -> str:
-    """Return PromQL for the joules of each run that no cause of badput wasted."""
-    return f"clamp_min({_run_energy(before)} - on (run) sum by (run) ({_wasted_energy(before)}), 0)"
+    """Return PromQL for the joules of each run in known phases that no cause of badput wasted."""
+    energy = _run_energy(before)
+    energy_of_known_phases = f"({energy} - on (run) {_unattributed_energy(before)} or {energy})"
+    return f"clamp_min({energy_of_known_phases} - on (run) sum by (run) ({_wasted_energy(before)}), 0)"
 
 
 JOULES_IN_RANGE_BY_RUN = _run_energy(_BEFORE_RANGE)
 """PromQL for the joules of each run in the time range."""
 _WASTED_JOULES_IN_RANGE = _wasted_energy(_BEFORE_RANGE)
+_UNATTRIBUTED_JOULES_IN_RANGE = _unattributed_energy(_BEFORE_RANGE)
 _WORK_JOULES_IN_RANGE = _work_energy(_BEFORE_RANGE)
 WATT_HOURS_BY_CAUSE = (
     f"(({_WASTED_JOULES_IN_RANGE} or {as_cause(f'({_WORK_JOULES_IN_RANGE} * on (run) {_STRAGGLER_SHARE})', 'slowest_rank')}"
-    f" or {as_cause(f'({_WORK_JOULES_IN_RANGE} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}) / 3600)"
+    f" or {as_cause(f'({_WORK_JOULES_IN_RANGE} * on (run) (1 - {_STRAGGLER_SHARE}))', 'progress')}"
+    f" or {as_cause(_UNATTRIBUTED_JOULES_IN_RANGE, 'unattributed')}) / 3600)"
 )
-"""PromQL for the watt-hours of each run by cause, including `progress` and `slowest_rank`: joules divided by 3600."""
+"""PromQL for the watt-hours of each run by cause, including `progress`, `slowest_rank` and `unattributed`: joules divided by 3600."""
 _STRAGGLER_SHARE_SINCE_START = (
     "avg_over_time((max by (run) (run:training_straggler_lost:ratio{@run}) and on () vector(time()) >= $__from / 1000)"
     "[$__range:$__interval])"
@@ -227,5 +257,5 @@ COST_BY_CAUSE = (
     f" * on (run) group_left (currency) ({_CHARGED_COST}) or {as_cause(_DOWN_COST, 'downtime')})"
 )
 """PromQL for the cost of each run by cause and currency. The charged cost is divided in proportion to the time."""
-PROGRESS_CAUSE = as_cause("vector(1)", "progress")
-"""PromQL for a series with the cause `progress`, as the operand of `and on (cause)` and `unless on (cause)`."""
+NO_LOSS_CAUSES = f"({as_cause('vector(1)', 'progress')} or {as_cause('vector(1)', 'unattributed')})"
+"""PromQL for a series for each cause that is no loss, as the operand of `unless on (cause)`: work, and energy of unknown phases."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from dashboards import verdicts
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH, title_mappings
-from dashboards.cost_and_loss import LOST_THRESHOLDS
+from dashboards.cost_and_loss import LOST_THRESHOLDS, SHORT_CAUSE_TEXTS
 from dashboards.energy_devices import (
+    DEVICES_OF_RUNS,
     ENERGY_UNIT,
     GPU_ENERGY,
     UNUSED_GPU_ENERGY,
@@ -19,9 +20,11 @@ from dashboards.energy_loss import (
     JOULES_IN_RANGE_BY_RUN,
     LOST_COST_IN_RANGE_BY_RUN,
     LOST_SHARE_IN_RANGE_BY_RUN,
-    PROGRESS_CAUSE,
+    NO_LOSS_CAUSES,
     WATT_HOURS_BY_CAUSE,
+    as_cause,
 )
+from dashboards.fleet_problems import main_problem_or_text, since_query, unseen_run_problems
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     ACTIVE_RUNS,
@@ -71,6 +74,8 @@ from dashboards.palette import (
     fixed_colors_by_name,
 )
 from dashboards.panels import (
+    NO_VALUE,
+    NODE_LINK,
     RUN_LINK,
     Panel,
     bar_gauge,
@@ -90,6 +95,10 @@ SUSPECT_DEVICES = (
     f"({CROSSCHECK_RATIO} < {MIN_CROSSCHECK_RATIO} or {CROSSCHECK_RATIO} > {MAX_CROSSCHECK_RATIO})"
 )
 """PromQL for the ratio of each device whose energy counter and power disagree."""
+GAP_SECONDS_IN_RANGE = (
+    "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range]))"
+)
+"""PromQL for the seconds of the time range for which the energy of each device has no reading."""
 MIN_WATTS_PER_GPU = 1
 """Mean power of a GPU above which the energy of a cause is known. Even an idle GPU uses more."""
 TWO_LINE_NAME_NUMBER_SIZE = 34
@@ -99,23 +108,23 @@ INCOMPLETE_RUNS_LEGEND = "runs not fully known"
 
 
 def overview_panels() -> tuple[Panel, ...]:
-    """Return the row *At a glance*: tiles with the verdicts, cost, power and energy readings, a table of losses and a table of runs."""
+    """Return the row *At a glance*: tiles with the verdicts, cost, power and energy readings, and a table of the runs."""
     return (
         _build_verdict_tile(),
         _build_cost_tile(),
         _build_power_tile(),
         _build_readings_tile(),
-        _build_current_losses_table(),
         _build_run_table(),
     )
 
 
 def total_panels() -> tuple[Panel, ...]:
-    """Return the row *Totals*: tiles with the totals, the losses and the unused GPU energy, a table of causes and a chart of phases."""
+    """Return the row *Totals*: tiles with the totals, the losses and the unused GPU energy, tables of runs and causes, and a chart of phases."""
     return (
         _build_totals_tile(),
         _build_lost_in_range_tile(),
         _build_unused_gpu_energy_tile(),
+        _build_run_range_table(),
         _build_cause_table(),
         _build_phase_chart(),
     )
@@ -139,8 +148,9 @@ def _build_verdict_tile() -> Panel:
         unit="none",
         decimals=0,
         text_mode="value_and_name",
+        name_size=12,
         value_size=TWO_LINE_NAME_NUMBER_SIZE,
-        w=8,
+        w=9,
     )
 
 
@@ -160,7 +170,7 @@ def _build_power_tile() -> Panel:
     power_of_limited_gpus = f"sum({gpu_power} and on (uuid) {gpu_limits})"
     limits = f"sum({gpu_limits} and on (uuid) {gpu_power})"
     of_limits = "of the limits"
-    unread = "GPUs unknown"
+    unread = "GPUs not read"
     # `count_values` returns a series of value 1 whose label `gpus` is the number of GPUs. The product takes the label for the legend.
     gpu_count = f'count_values("gpus", sum({READ_GPU_COUNT_BY_RUN}))'
     return stat(
@@ -240,7 +250,7 @@ def _build_cost_tile() -> Panel:
                 ],
             },
         ],
-        w=7,
+        w=6,
     )
 
 
@@ -261,7 +271,7 @@ def _build_totals_tile() -> Panel:
     """Return the tile with the cost, energy and CO2 of the runs since their start."""
     carbon, energy = "CO2", "energy"
     return stat(
-        "Since the start of the runs",
+        "Since the start of the runs, without downtime",
         instant_query(_query_total("training_cost_total", "currency"), "{{currency}}{{note}}"),
         instant_query(f"{_query_total('training_energy_joules_total')} / 3600", energy),
         instant_query(_query_total("training_carbon_grams_total"), carbon),
@@ -278,7 +288,7 @@ def _build_lost_in_range_tile() -> Panel:
     return stat(
         "Lost in this time range",
         instant_query(f"sum by (currency) ({LOST_COST_IN_RANGE_BY_RUN})", "{{currency}}"),
-        instant_query(f"sum(({WATT_HOURS_BY_CAUSE}) unless on (cause) {PROGRESS_CAUSE})", "energy"),
+        instant_query(f"sum(({WATT_HOURS_BY_CAUSE}) unless on (cause) {NO_LOSS_CAUSES})", "energy"),
         unit="none",
         decimals=2,
         text_mode="value_and_name",
@@ -307,56 +317,30 @@ def _build_unused_gpu_energy_tile() -> Panel:
     )
 
 
-_GPUS_IN_RANGE = "last_over_time(gpu_up{@energy_node}[$__range])"
-"""PromQL for the GPUs with a sample in the time range."""
-_ENERGY_COUNTERS = "gpu_energy_joules_total{@energy_node}"
-"""PromQL for the current energy counters of the GPUs."""
-_TARGETS = "(up{@cluster} and on (job, instance) last_over_time(exporter_build_info{@cluster}[$__range]))"
-"""PromQL for the exporters that Prometheus scrapes now, up or down."""
-_UNREAD_SEEN_GPUS = (
-    f"group by (uuid) ({_GPUS_IN_RANGE} unless on (uuid) {_ENERGY_COUNTERS} unless on (instance, gpu) {_ENERGY_COUNTERS}"
-    f" and on (instance) {_TARGETS})"
-)
-"""PromQL for the GPUs of the time range without a current energy counter, on nodes that Prometheus still scrapes, once for each UUID.
-
-A GPU has a counter if any exporter counts its UUID, because only one of several exporters of a machine counts the energy. A GPU is also
-left out if its index has a counter: another GPU has replaced it.
-"""
-_UNSEEN_GPU_COUNTS_BY_NODE = (
-    "(max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range]))"
-    f" - on (instance) (count by (instance) (group by (instance, gpu) ({_GPUS_IN_RANGE}))"
-    " or on (instance) 0 * max by (instance) (last_over_time(gpu_devices_expected{@energy_node}[$__range])))"
-    f" > 0 and on (instance) {_TARGETS})"
-)
-"""PromQL for the number of the expected GPUs of each node that had no sample in the time range."""
-_UNREAD_GPU_COUNT = f'sum(label_replace(count({_UNREAD_SEEN_GPUS}), "part", "seen", "", "") or sum({_UNSEEN_GPU_COUNTS_BY_NODE}))'
-"""PromQL for the number of expected GPUs without a current energy counter; absent if there is none.
-
-The sum adds the two counts. Without the label `part` of the first, `or` would drop the second.
-"""
-_LOST_GPU_COUNT = "sum(instance:gpu_lost:sum{@energy_node}) > 0"
-"""PromQL for the number of lost GPUs, as on *GPUs*; absent if there is none."""
+_LOST_GPU_COUNT = "count(last_over_time(run_gpu:training_gpu_lost:group{@run}[35s]))"
+"""PromQL for the number of lost GPUs of the selected runs; absent if there is none."""
+_UNREAD_GPU_COUNT = f"(sum({UNREAD_GPU_COUNT_BY_RUN}) > 0)"
+"""PromQL for the number of GPUs of the selected runs without a current power, as in *GPU power now*; absent if there is none."""
 
 
 def _build_readings_tile() -> Panel:
-    """Return the tile with the number of lost GPUs, of unknown GPUs, of suspect devices, and of devices with gaps.
+    """Return the tile with the number of lost GPUs, of unknown GPUs, of suspect devices, and of devices with gaps, of the selected runs.
 
-    A number of 0 is absent. If all numbers are absent and there is a device, the tile shows *complete*.
+    A number of 0 is absent. If all numbers are absent and the runs use a device, the tile shows *complete*.
     """
-    devices = "count(exporter_energy_source_info{@energy_node})"
-    gaps = (
-        "sum by (instance, device) (increase(exporter_energy_gap_seconds_total{@energy_node}[$__range])) > 0"
-    )
+    devices = f"count(group by (instance, device) (exporter_energy_source_info{{@energy_node}}) and on (instance, device) {DEVICES_OF_RUNS})"
+    suspect_devices = f"count({SUSPECT_DEVICES} and on (instance, device) {DEVICES_OF_RUNS})"
+    devices_with_gaps = f"count({GAP_SECONDS_IN_RANGE} > 0 and on (instance, device) {DEVICES_OF_RUNS})"
     return stat(
         "Energy readings",
         named_values_query(
             {
-                "GPUs lost": f"{_LOST_GPU_COUNT} and on () {_UNREAD_GPU_COUNT}",
-                "GPUs unknown": f"({_UNREAD_GPU_COUNT} - ({_LOST_GPU_COUNT}) or {_UNREAD_GPU_COUNT}) > 0",
-                "suspect": f"count({SUSPECT_DEVICES})",
-                "with gaps": f"count({gaps})",
+                "GPUs lost": _LOST_GPU_COUNT,
+                "GPUs unknown": f"({_UNREAD_GPU_COUNT} - {_LOST_GPU_COUNT} or {_UNREAD_GPU_COUNT}) > 0",
+                "suspect": suspect_devices,
+                "with gaps": devices_with_gaps,
                 "all devices": f"0 * {devices}"
-                f" unless on () ({_UNREAD_GPU_COUNT} or count({SUSPECT_DEVICES}) or count({gaps}))",
+                f" unless on () ({_LOST_GPU_COUNT} or {_UNREAD_GPU_COUNT} or {suspect_devices} or {devices_with_gaps})",
             }
         ),
         colors_by_name={"GPUs lost": BAD, "GPUs unknown": WARNING, "suspect": BAD, "with gaps": WARNING},
@@ -373,7 +357,7 @@ def _build_readings_tile() -> Panel:
     )
 
 
-def _build_current_losses_table() -> Panel:
+def build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUN_CAUSES})"
     # Four kinds of rows: losses with a known rank, with its labels; the other losses, and stopped runs; the losses of incomplete runs; and a
@@ -419,7 +403,7 @@ def _build_current_losses_table() -> Panel:
         row_query=row_query,
         sort="Verdict",
         w=24,
-        h=8,
+        h=7,
         max_data_points=120,
     )
     panel.body["options"]["sortBy"].append({"displayName": "Lost/h", "desc": True})
@@ -431,7 +415,11 @@ def _build_cause_table() -> Panel:
     gpu_seconds = f"sum by (cause) ({GPU_SECONDS_BY_CAUSE})"
     watt_hours = f"sum by (cause) ({WATT_HOURS_BY_CAUSE})"
     # A mean power below `MIN_WATTS_PER_GPU` means that the energy was not read for most of the time.
-    known_watt_hours = f"({watt_hours} > on (cause) {MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600)"
+    # Unattributed energy has no time.
+    min_watt_hours = (
+        f"({MIN_WATTS_PER_GPU} * {gpu_seconds} / 3600 or {as_cause('vector(0)', 'unattributed')})"
+    )
+    known_watt_hours = f"({watt_hours} > on (cause) {min_watt_hours})"
     return table(
         "Where time, energy and money went, in this time range",
         Column("cause", "Cause", mappings=CAUSE_TEXTS),
@@ -463,8 +451,8 @@ def _build_phase_chart() -> Panel:
         decimals=1,
         overrides=fixed_colors_by_name(PHASE_COLORS | {"unattributed": GREY}),
         color=fixed_color(GREY),
-        w=12,
-        h=11,
+        w=24,
+        h=9,
     )
 
 
@@ -477,13 +465,63 @@ UNKNOWN_WATTS = -1
 """Value that the table shows as *unknown*, because a power is never negative."""
 
 
+def _with_main_problem(rows: str) -> str:
+    """Return PromQL that adds the main problem of each run to rows of runs, as on *Fleet*, with its rank, node and GPU.
+
+    A run without a problem has a dash, which keeps the column, so that this column fills the width of the table.
+    """
+    problems = (
+        f"({unseen_run_problems()} or on (run) {main_problem_or_text(f'group by (run) ({rows})', NO_VALUE)})"
+    )
+    return f"{rows} * on (run) group_left (alertname, instance, rank, gpu) {problems}"
+
+
 def _build_run_table() -> Panel:
-    """Return the table of the verdict, cost, power and losses of each run, now and in the time range, the worst verdict first."""
+    """Return the table of the verdict, main problem, cost, power and loss of each run now, the worst verdict first."""
     # `x ^ 0` is 1 with the labels of x.
     unknown_power = f"{UNKNOWN_WATTS} * {UNREAD_GPU_COUNT_BY_RUN} ^ 0"
+    rows = f"(group by (run) ({_LAST_STATE_BY_RUN}) or on (run) group by (run) ({UNKNOWN_RUNS}))"
     panel = table(
         "Cost and loss of each run",
         Column(VERDICT_BY_RUN, "Verdict", decimals=0, width=118, mappings=verdicts.VERDICT_MAPPINGS),
+        Column("run", "Run", width=105, links=(RUN_LINK,)),
+        Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
+        Column("rank", "Rank", width=62),
+        Column("instance", "Node", width=80, links=(NODE_LINK,)),
+        Column("gpu", "GPU", width=60),
+        Column(
+            f"1000 * (({since_query()}) and on (run) {rows})",
+            "Since",
+            unit=CLOCK_TIME,
+            width=CLOCK_TIME_WIDTH,
+            mappings=value_mappings({0: (NO_VALUE, NEUTRAL)}),
+        ),
+        Column(
+            f"{GPU_WATTS_BY_RUN} unless on (run) {UNREAD_GPU_COUNT_BY_RUN} or on (run) {unknown_power}",
+            "Power",
+            unit="watt",
+            decimals=1,
+            width=80,
+            mappings=value_mappings({UNKNOWN_WATTS: ("unknown", WARNING)}),
+        ),
+        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=74),
+        Column(f"sum by (run) ({LOST_COST_PER_HOUR_BY_RUN})", "Lost/h", decimals=2, width=74),
+        percent_column(LOST_SHARE_NOW_BY_RUN, "Lost now", 88, LOST_THRESHOLDS),
+        Column(f"max by (run) ({COST_OF_WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
+        row_query=_with_main_problem(rows),
+        sort="Verdict",
+        w=24,
+        h=8,
+        max_data_points=120,
+    )
+    panel.body["options"]["sortBy"].append({"displayName": "Lost/h", "desc": True})
+    return panel
+
+
+def _build_run_range_table() -> Panel:
+    """Return the table of the state, cost, loss and energy of each run in the time range, the largest loss first."""
+    return table(
+        "Cost, loss and energy of each run, in this time range",
         Column("run", "Run", links=(RUN_LINK,)),
         Column(
             "state",
@@ -492,31 +530,17 @@ def _build_run_table() -> Panel:
             mappings=[*STATE_MAPPINGS, *value_mappings({"no step": ("no step", BAD)})],
         ),
         Column(GPU_COUNT_BY_RUN, "GPUs", width=65),
-        Column(
-            f"{GPU_WATTS_BY_RUN} unless on (run) {UNREAD_GPU_COUNT_BY_RUN} or on (run) {unknown_power}",
-            "GPU power",
-            unit="watt",
-            decimals=1,
-            width=95,
-            mappings=value_mappings({UNKNOWN_WATTS: ("unknown", WARNING)}),
-        ),
-        Column(f"sum by (run) ({COST_PER_HOUR_BY_RUN})", "Cost/h", decimals=2, width=78),
-        Column(f"sum by (run) ({LOST_COST_PER_HOUR_BY_RUN})", "Lost/h", decimals=2, width=78),
-        percent_column(LOST_SHARE_NOW_BY_RUN, "Lost now", 88, LOST_THRESHOLDS),
-        Column(f"max by (run) ({COST_OF_WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
-        Column(f"sum by (run) ({COST_IN_RANGE_BY_RUN})", "Cost, range", decimals=2, width=100),
-        Column(f"sum by (run) ({LOST_COST_IN_RANGE_BY_RUN})", "Lost, range", decimals=2, width=100),
-        percent_column(LOST_SHARE_IN_RANGE_BY_RUN, "of it lost", 90),
-        Column(f"{JOULES_IN_RANGE_BY_RUN} / 3600", "Energy, range", unit=ENERGY_UNIT, decimals=1, width=115),
+        Column(f"sum by (run) ({COST_IN_RANGE_BY_RUN})", "Cost", decimals=2, width=70),
+        Column(f"sum by (run) ({LOST_COST_IN_RANGE_BY_RUN})", "Lost", decimals=2, width=78),
+        percent_column(LOST_SHARE_IN_RANGE_BY_RUN, "of it lost", 100),
+        Column(f"{JOULES_IN_RANGE_BY_RUN} / 3600", "Energy", unit=ENERGY_UNIT, decimals=1, width=95),
         row_query=(
             f'label_replace({_LAST_STATE_BY_RUN} and on (run) {STANDSTILL_BY_RUN}, "state", "no step", "state", "running")'
             f" or on (run) {_LAST_STATE_BY_RUN}"
             f' or on (run) label_replace({UNKNOWN_RUNS}, "state", "unknown", "", "")'
         ),
-        sort="Verdict",
-        w=24,
-        h=12,
+        sort="Lost",
+        w=12,
+        h=11,
         max_data_points=120,
     )
-    panel.body["options"]["sortBy"].append({"displayName": "Lost/h", "desc": True})
-    return panel

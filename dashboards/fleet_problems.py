@@ -340,3 +340,23 @@ def since_query() -> str:
     For a run without a current sample, the result is the time of the last sample.
     """
     return f"{UNSEEN_RUNS} or on (run) max by (run) {main_problem()} or on (run) {STATE_START_BY_RUN}"
+
+
+def unseen_run_problems() -> str:
+    """Return PromQL for a series of value 1 for each run that has not ended and has no current sample.
+
+    The label `alertname` is the text with the minutes since the last sample, and `instance` the node of the run whose samples ended last.
+    """
+    age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
+    text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
+    return f"(max by (run, alertname) ({text}) * on (run) group_left (instance) (0 * {UNSEEN_NODE} + 1))"
+
+
+def main_problem_or_text(runs: str, text: str) -> str:
+    """Return PromQL for a series of value 1 for each run: its main problem, or *text* for a run without a problem.
+
+    Args:
+        runs: PromQL for series by run.
+        text: Value of the label `alertname` of a run without a problem.
+    """
+    return f'(0 * {main_problem()} + 1 or on (run) label_replace({runs}, "alertname", "{text}", "", ""))'

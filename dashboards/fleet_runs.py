@@ -14,10 +14,9 @@ from dashboards.cost_and_loss import (
 )
 from dashboards.fleet_problems import (
     RUNS,
-    UNSEEN_NODE,
-    UNSEEN_RUNS,
-    main_problem,
+    main_problem_or_text,
     since_query,
+    unseen_run_problems,
 )
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import (
@@ -74,12 +73,9 @@ def _query_unseen_runs() -> str:
         instance   the node of the run whose samples ended last
         alertname  the text with the minutes since the last sample, for the column *What is wrong*
     """
-    age = f'count_values by (run) ("age", floor((time() - {UNSEEN_RUNS}) / 60))'
-    text = f'label_replace({age}, "alertname", "no news for $1 min", "age", "(.+)")'
     return (
         "label_replace(max by (run, user) (last_over_time(run:training_run:info{@cluster}[1h]))"
-        f" * on (run) group_left (alertname) max by (run, alertname) ({text})"
-        f' * on (run) group_left (instance) (0 * {UNSEEN_NODE} + 1), "state", "unknown", "", "")'
+        f' * on (run) group_left (alertname, instance) {unseen_run_problems()}, "state", "unknown", "", "")'
     )
 
 
@@ -93,12 +89,11 @@ def _query_rows() -> str:
         instance, rank, gpu  the node, rank and GPU of the problem, if known
     """
     # The dash of a run without a problem keeps the column *What is wrong*, which fills the width of the table, if no run has a problem.
-    no_problem = f'label_replace({RUNS}, "alertname", "{NO_VALUE}", "", "")'
     # A product drops the runs without a match in its right operand. Each right operand therefore has a series for every run.
     seen_rows = (
         "max by (run, user) (run:training_run:info{@cluster})"
         f" * on (run) group_left (state) ({_DISPLAYED_STATE} or on (run) {RUNS})"
-        f" * on (run) group_left (alertname, instance, rank, gpu) (0 * {main_problem()} + 1 or on (run) {no_problem})"
+        f" * on (run) group_left (alertname, instance, rank, gpu) {main_problem_or_text(RUNS, NO_VALUE)}"
     )
     return f"({_query_unseen_runs()}) or on (run) {seen_rows}"
 

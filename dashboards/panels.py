@@ -242,6 +242,7 @@ def stat(
     text_mode: str = "value",
     color: Json | None = None,
     color_mode: str = "value",
+    name_size: int = NAME_SIZE,
     value_size: int | None = None,
     colors_by_name: Mapping[str, str] = MappingProxyType({}),
     overrides: Sequence[Override] = (),
@@ -259,6 +260,7 @@ def stat(
         text_mode: `value`, `name` or `value_and_name`.
         color: Source of the color, such as `fixed_color(BLUE)`; None for the thresholds.
         color_mode: Colored part: `value` for the numbers, or `background` for the tile.
+        name_size: Font size of the names of several numbers.
         value_size: Font size of the numbers. None for automatic, which leaves no room for names with two lines.
         colors_by_name: Colors of series by name, for values from 1 on.
         overrides: Overrides of series; these apply after the colors of the queries.
@@ -273,7 +275,7 @@ def stat(
         "textMode": text_mode,
     }
     if text_mode == "value_and_name":
-        options["text"] = {"titleSize": NAME_SIZE} | ({"valueSize": value_size} if value_size else {})
+        options["text"] = {"titleSize": name_size} | ({"valueSize": value_size} if value_size else {})
     colored = [
         (_query_matcher(query, index), query.color) for index, query in enumerate(queries) if query.color
     ]

@@ -72,7 +72,7 @@ class RunImpact(enum.Enum):
     UNKNOWN = 3  # samples of ranks are missing
     LOSES_MUCH_TIME = 2.5  # as `LOSES_TIME`, and the run loses at least `MIN_LARGE_LOSS_SHARE` of its time
     LOSES_TIME = 2  # steps take longer than necessary
-    ENDANGERED_WORK = 1.5  # the loss was NaN or infinite, and is finite again: the critical alert still fires
+    HAD_NAN_LOSS = 1.5  # the loss was NaN or infinite, and is finite again: the critical alert still fires
     PAST = 1  # over, and no alert about the problem fires
 
 
@@ -83,7 +83,7 @@ RUN_IMPACT_TEXTS = value_mappings(
         str(RunImpact.ENDING.value): (verdicts.ENDING, WARNING),
         str(RunImpact.ENDANGERS_WORK.value): (verdicts.ENDANGERS_WORK, BAD),
         str(RunImpact.UNKNOWN.value): (verdicts.UNKNOWN, WARNING),
-        str(RunImpact.ENDANGERED_WORK.value): (verdicts.ENDANGERS_WORK, BAD),
+        str(RunImpact.HAD_NAN_LOSS.value): (verdicts.HAD_NAN_LOSS, WARNING),
         str(RunImpact.LOSES_MUCH_TIME.value): (verdicts.LOSES_TIME, BAD),
         str(RunImpact.LOSES_TIME.value): (verdicts.LOSES_TIME, WARNING),
         str(RunImpact.PAST.value): ("past", NEUTRAL),
@@ -390,9 +390,7 @@ PROBLEMS = (
     RunProblem(
         f"{_NONFINITE_ROW_WITH_STEP} and on () {NONFINITE_NOW}", RunImpact.ENDANGERS_WORK, _RESUME_FINITE
     ),
-    RunProblem(
-        f"{_PAST_NONFINITE_ROW} and on () {NONFINITE_ALERT}", RunImpact.ENDANGERED_WORK, _RESUME_FINITE
-    ),
+    RunProblem(f"{_PAST_NONFINITE_ROW} and on () {NONFINITE_ALERT}", RunImpact.HAD_NAN_LOSS, _RESUME_FINITE),
     RunProblem(xid_rows(CRITICAL_XIDS_OF_GPUS), RunImpact.ENDANGERS_WORK, _DRAIN_NODE),
     RunProblem(
         f"{xid_rows(XIDS_OF_GPUS)} unless on (instance, rank, gpu, xid) {CRITICAL_XIDS_OF_GPUS}",

@@ -20,7 +20,7 @@ class Verdict(enum.IntEnum):
     RESTARTED = 3  # lost more than 1 % of the last hour to restarts
     STARTING = 4
     WARNING = 5  # an alert of severity warning fires
-    ENDANGERED_WORK = 6  # the loss was NaN or infinite within 15 minutes, and is finite again: the critical alert still fires
+    HAD_NAN_LOSS = 6  # the loss was NaN or infinite within 15 minutes, and is finite again: the critical alert still fires
     LOSES_TIME = (
         7  # loses at least `MIN_LOSS_SHARE` of the time now; the start, saves and validation do not count
     )
@@ -38,6 +38,7 @@ STARTING = "starting"
 ENDING = "ending"
 UNKNOWN = "unknown"
 ENDANGERS_WORK = "endangers work"
+HAD_NAN_LOSS = "had a NaN loss"
 LOSES_TIME = "loses time"
 NO_PROBLEM = "no problem"
 
@@ -49,7 +50,7 @@ VERDICT_TEXTS = {
     Verdict.PARTLY_UNKNOWN: ("partly unknown", WARNING),
     Verdict.LOSES_MUCH_TIME: (LOSES_TIME, BAD),
     Verdict.LOSES_TIME: (LOSES_TIME, WARNING),
-    Verdict.ENDANGERED_WORK: (ENDANGERS_WORK, BAD),
+    Verdict.HAD_NAN_LOSS: (HAD_NAN_LOSS, WARNING),
     Verdict.WARNING: ("warning", WARNING),
     Verdict.STARTING: (STARTING, WARNING),
     Verdict.RESTARTED: ("restarted", WARNING),

@@ -220,6 +220,11 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "run:training_restarts:increase1d",
     "run:training_run:info",
     "run:training_unseen:timestamp_seconds",
+    "run:training_checkpoint_last_step:max",
+    "run:training_failed_saves:sum",
+    "run:training_nonfinite_loss:sum",
+    "run:training_ranks_unknown:sum",
+    "run:training_restart_lost:ratio1h",
     "run_gpu:training_gpu_held:group",
     "run_gpu:training_gpu_lost:group",
 }
@@ -325,6 +330,7 @@ SCREEN_PIXELS, GRID_GAP_PIXELS, GRID_MARGIN_PIXELS = 1366, 8, 16
 MIN_TEXT_PIXELS = {
     ("training-fleet", "All runs, rates over 5 min", "What is wrong"): 280,
     ("training-fleet", "Firing alerts", "What happened"): 280,
+    ("training-energy", "Cost and loss of each run", "What is wrong"): 280,
     ("training-energy", "Losses now", "Reason"): 215,
 }
 """Minimum widths of columns whose texts are sentences."""

@@ -102,10 +102,10 @@ def test_energy_before_the_time_range_is_not_counted_if_the_exporter_was_down_at
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost, loss and energy of each run, in this time range",
         series,
         {'{run="a"}': 10 * (720 + 660)},
-        column="Energy, range",
+        column="Energy",
         factor=36,
         minutes=100,
     )
@@ -147,7 +147,7 @@ def test_the_loss_of_a_run_includes_its_start(tmp_path: Path) -> None:
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost, loss and energy of each run, in this time range",
         series,
         {'{run="a"}': 40},
         column="of it lost",
@@ -205,7 +205,7 @@ def test_time_energy_and_cost_agree_with_the_ledger_before_and_after_its_decisio
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost, loss and energy of each run, in this time range",
         HANG,
         {'{run="a"}': data_stall + hang},
         column="of it lost",

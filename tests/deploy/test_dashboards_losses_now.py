@@ -11,6 +11,7 @@ from panel_support import assert_panel, assert_queries, run_series
 from rules_support import needs_promtool
 from run_panel_support import SLOW_RANK
 
+from dashboards.energy import ReadingQuality
 from dashboards.energy_overview import UNKNOWN_WATTS
 from dashboards.verdicts import ENDANGERS_WORK, LOSES_TIME, NO_PROBLEM, NO_PROGRESS, Verdict
 
@@ -176,10 +177,10 @@ KILLED_RUN = (
         ("Cost per hour, 5 min", {"query_id": "B"}, 1, {'{currency="EUR"}': 36}),
         ("Cost per hour, 5 min", {"query_id": "C"}, 1, {'{text="of it lost"}': 1}),
         ("GPU power now", {"query_id": "A"}, 1, {'{gpus="1"}': 70}),
-        ("Cost and loss of each run", {"column": "GPU power"}, 1, {'{run="a"}': 70}),
+        ("Cost and loss of each run", {"column": "Power"}, 1, {'{run="a"}': 70}),
         ("Cost and loss of each run", {"column": "Lost now"}, 100, {'{run="a"}': 100}),
-        ("Cost and loss of each run", {"column": "Lost, range"}, 1, {'{run="a"}': 6}),
-        ("Cost and loss of each run", {"column": "Cost, range"}, 1, {'{run="a"}': 9}),
+        ("Cost, loss and energy of each run, in this time range", {"column": "Lost"}, 1, {'{run="a"}': 6}),
+        ("Cost, loss and energy of each run, in this time range", {"column": "Cost"}, 1, {'{run="a"}': 9}),
         ("Lost in this time range", {"query_id": "A"}, 1, {'{currency="EUR"}': 6}),
         (
             "Where time, energy and money went, in this time range",
@@ -253,7 +254,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
         | run_series("cost_total", f"0x4 5{end}", labels=',kind="device_time",currency="EUR"')
         | run_series("energy_joules_total", f"0x4 7200{end}")
     )
-    panel = "Since the start of the runs"
+    panel = "Since the start of the runs, without downtime"
 
     assert_panel(
         tmp_path, "training-energy", panel, series, {'{currency="EUR",note=", ended"}': 5}, minutes=30
@@ -264,7 +265,7 @@ def test_the_totals_of_an_ended_run_are_its_last_values_marked_as_ended(tmp_path
     assert_panel(
         tmp_path,
         "training-energy",
-        "Cost and loss of each run",
+        "Cost, loss and energy of each run, in this time range",
         series,
         {'{run="a",state="finished"}': 1},
         minutes=30,
@@ -314,7 +315,7 @@ def test_a_run_without_a_loss_has_a_row_that_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_that_makes_no_step_is_not_shown_as_running(tmp_path: Path) -> None:
-    panel = "Cost and loss of each run"
+    panel = "Cost, loss and energy of each run, in this time range"
     stands_still = COSTLY_RUN | run_series(
         "last_progress_timestamp_seconds", "0+15x20 300x40", labels=',rank="0"'
     )
@@ -501,11 +502,9 @@ def test_the_power_of_a_run_is_unknown_while_a_gpu_has_no_power(tmp_path: Path) 
     stall = run_series("badput_seconds_total", "0+7.5x60", labels=',cause="data_stall"')
     series = COSTLY_RUN | stall | lost_gpu
     unknown = {'{run="a"}': UNKNOWN_WATTS}
-    unread = {'{name="GPUs unknown"}': 1}
+    unread = {'{name="GPUs not read"}': 1}
 
-    assert_panel(
-        tmp_path, "training-energy", "Cost and loss of each run", series, unknown, column="GPU power"
-    )
+    assert_panel(tmp_path, "training-energy", "Cost and loss of each run", series, unknown, column="Power")
     assert_panel(tmp_path, "training-energy", "GPU power now", series, unread, query_id="B")
 
 
@@ -565,6 +564,18 @@ def test_a_run_with_a_critical_alert_endangers_work_and_loses_nothing_yet(
     assert_panel(tmp_path, "training-energy", panel, COSTLY_RUN | _critical_xid(), expected, column=column)
 
 
+def test_a_run_that_endangers_work_has_the_problem_the_gpu_and_the_start_as_on_fleet(tmp_path: Path) -> None:
+    running = COSTLY_RUN | _critical_xid() | run_series("run_info", "1x60")
+    problem = 'run="a",alertname="Xid 48",instance="n1",rank="1",gpu="1"'
+
+    for dashboard, panel, state in (
+        ("training-energy", "Cost and loss of each run", ""),
+        ("training-fleet", "All runs, rates over 5 min", ',state="running"'),
+    ):
+        assert_panel(tmp_path, dashboard, panel, running, {f"{{{problem}{state}}}": 1})
+        assert_panel(tmp_path, dashboard, panel, running, {'{run="a"}': 675_000}, column="Since")
+
+
 @pytest.mark.parametrize(
     ("series", "verdict"),
     [
@@ -593,7 +604,7 @@ def test_the_start_of_a_run_is_a_loss_and_no_problem(tmp_path: Path) -> None:
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
     verdict = {'{run="a",cause="no_news"}': Verdict.UNKNOWN}
     state = {'{run="a",state="unknown"}': 1}
-    panel = "Cost and loss of each run"
+    panel = "Cost, loss and energy of each run, in this time range"
 
     assert_panel(tmp_path, "training-energy", "Losses now", NO_EXPORTER, verdict, column="Verdict")
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
@@ -605,7 +616,7 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
         ("Cost per hour, 5 min", "B", {'{currency="EUR"}': 19}),
         ("Cost per hour, 5 min", "C", {'{text="of it lost"}': 1}),
         ("Losses now", "D", {'{run="a",cause="data_stall"}': 19}),
-        ("Cost and loss of each run", "A", {'{run="a",state="running"}': 1}),
+        ("Cost, loss and energy of each run, in this time range", "A", {'{run="a",state="running"}': 1}),
     ],
 )
 def test_no_loss_disappears_and_no_run_is_unknown_if_two_scrapes_of_its_exporter_fail(
@@ -664,122 +675,135 @@ def test_the_source_of_each_number_has_a_verdict(tmp_path: Path) -> None:
     )
 
 
-READ_NODES = {
-    name: values
-    for node in ("n1", "n2")
-    for name, values in {
-        f'up{{job="training",instance="{node}"}}': "1x60",
-        f'exporter_energy_counting{{job="training",instance="{node}"}}': "1x60",
-        f'exporter_energy_source_info{{job="training",instance="{node}",device="{node}-u0",measured="true"}}': "1x60",
-        f'gpu_nvml_up{{job="training",instance="{node}"}}': "1x60",
-        f'gpu_devices_expected{{job="training",instance="{node}"}}': "2x60",
-        f'gpu_devices{{job="training",instance="{node}"}}': "2x60",
-        **{
-            family + f'job="training",instance="{node}",gpu="{gpu}",uuid="{node}-u{gpu}"{labels}}}': values
-            for gpu in (0, 1)
-            for family, labels, values in (
-                ("gpu_up{", "", "1x60"),
-                ("gpu_energy_joules_total{", ',source="nvml_counter"', "0+100x60"),
-            )
-        },
-    }.items()
+def read_gpus(run: str, node: str, indexes: tuple[int, ...]) -> dict[str, str]:
+    """Return the series of a run that holds GPUs of a node whose energy is read."""
+    series = {
+        f'training_run_state{{run="{run}",instance="{node}",state="running"}}': "1x60",
+        f'training_energy_joules_total{{run="{run}",instance="{node}"}}': "0+100x60",
+        f'gpu_nvml_up{{instance="{node}"}}': "1x60",
+    }
+    for index in indexes:
+        gpu, device = (
+            f'instance="{node}",gpu="{index}",uuid="{node}-u{index}"',
+            f'instance="{node}",device="{node}-u{index}"',
+        )
+        series |= {
+            f"gpu_up{{{gpu}}}": "1x60",
+            f"gpu_power_watts{{{gpu}}}": "400x60",
+            f'exporter_energy_source_info{{{device},component="gpu",index="{index}",measured="true"}}': "1x60",
+            f'training_energy_share_ratio{{{device},component="gpu",run="{run}"}}': "1x60",
+        }
+    return series
+
+
+READ_GPUS = read_gpus("a", "n2", (0, 1)) | read_gpus("b", "n2", (2, 3))
+"""Two runs on a node with two GPUs each, whose energy is read."""
+
+
+def _lost_gpu(index: int) -> dict[str, str]:
+    """Return replacements in `READ_GPUS`: a GPU is lost after five minutes, and has no energy reading from then on."""
+    gpu, device = f'instance="n2",gpu="{index}",uuid="n2-u{index}"', f'instance="n2",device="n2-u{index}"'
+    run = "a" if index < 2 else "b"
+    return {
+        f"gpu_up{{{gpu}}}": "1x20 0x40",
+        f"gpu_power_watts{{{gpu}}}": "400x20 stale",
+        f'training_energy_share_ratio{{{device},component="gpu",run="{run}"}}': "1x20 stale",
+        f"exporter_energy_gap_seconds_total{{{device}}}": "0x20 15+15x39",
+    }
+
+
+DRIVER_DOWN = {
+    name: "0x60" if name.startswith("gpu_nvml_up") else values.replace("x60", "x20 stale")
+    for name, values in READ_GPUS.items()
+    if re.match("gpu_(nvml_up|up|power)", name)
 }
-"""Two nodes with two GPUs each, whose energy is read."""
-LAST_GPU = 'job="training",instance="n2",gpu="1",uuid="n2-u1"'
-"""Labels of the last GPU of `READ_NODES`."""
-LAST_GPU_ENERGY = f'gpu_energy_joules_total{{{LAST_GPU},source="nvml_counter"}}'
-LAST_GPU_NOT_READ = {
-    LAST_GPU_ENERGY: "0+100x20 stale",
-    'gpu_devices{job="training",instance="n2"}': "2x20 1x40",
-}
-"""Replacements in `READ_NODES`: one of the two GPUs of a node does not respond."""
-NO_SAMPLE_OF_NODE = {name: "1x20 stale" for name in READ_NODES if 'instance="n2"' in name}
-"""Replacements in `READ_NODES`: the samples of a node end."""
-EXPORTER_DOWN = NO_SAMPLE_OF_NODE | {'up{job="training",instance="n2"}': "1x20 0x40"}
+"""Replacements in `READ_GPUS`: the driver of the node does not respond from five minutes on."""
+SUSPECT = {'exporter_energy_crosscheck{instance="n2",device="n2-u0"}': "0.5x60"}
+GAP = {'exporter_energy_gap_seconds_total{instance="n2",device="n2-u0"}': "0x20 30x40"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "lost", "unknown"),
+    ("changes", "counts_of_run", "counts_of_other_run"),
     [
-        ({}, 0, 0),
-        (LAST_GPU_NOT_READ | {f"gpu_up{{{LAST_GPU}}}": "1x20 0x40"}, 1, 0),
-        (LAST_GPU_NOT_READ | {f"gpu_up{{{LAST_GPU}}}": "1x20 stale"}, 1, 0),
-        ({'gpu_devices_expected{job="training",instance="n2"}': "5x60"}, 3, 0),
-        (EXPORTER_DOWN | {'gpu_devices_expected{job="training",instance="n2"}': "5x20 stale"}, 0, 5),
+        ({}, {"all devices": 0}, {"all devices": 0}),
+        (_lost_gpu(1), {"GPUs lost": 1, "with gaps": 1}, {"all devices": 0}),
+        (DRIVER_DOWN, {"GPUs unknown": 2}, {"GPUs unknown": 2}),
         (
-            {name: "1x20 stale" for name in READ_NODES if re.search('^gpu_(up|energy|devices{).*"n2"', name)}
-            | {'gpu_nvml_up{job="training",instance="n2"}': "1x20 0x40"},
-            0,
-            2,
+            DRIVER_DOWN | _lost_gpu(1),
+            {"GPUs lost": 1, "GPUs unknown": 1, "with gaps": 1},
+            {"GPUs unknown": 2},
         ),
-        (EXPORTER_DOWN, 0, 2),
-        ({'training_energy_joules_total{run="a",instance="n2"}': "0+1x20 stale"} | EXPORTER_DOWN, 0, 2),
-        (NO_SAMPLE_OF_NODE, 0, 0),
-        # Another GPU with the same index is read.
-        (
-            {
-                f"gpu_up{{{LAST_GPU}}}": "1x20 stale",
-                LAST_GPU_ENERGY: "0+100x20 stale",
-                f"gpu_up{{{LAST_GPU}}}".replace("n2-u1", "n2-u9"): "_x20 1x40",
-                LAST_GPU_ENERGY.replace("n2-u1", "n2-u9"): "_x20 0+100x40",
-            },
-            0,
-            0,
-        ),
-        # The exporter in a pod publishes the GPU, too, and leaves its energy to the exporter of the node.
-        (
-            {
-                f"gpu_up{{{LAST_GPU}}}".replace('"n2"', '"pod"'): "1x60",
-                'gpu_devices_expected{job="training",instance="pod"}': "1x60",
-                'gpu_devices{job="training",instance="pod"}': "1x60",
-                'exporter_energy_counting{job="training",instance="pod"}': "0x60",
-                'up{job="training",instance="pod"}': "1x60",
-            },
-            0,
-            0,
-        ),
+        (SUSPECT, {"suspect": 1}, {"all devices": 0}),
+        (GAP, {"with gaps": 1}, {"all devices": 0}),
     ],
-    ids=[
-        "all read",
-        "lost",
-        "not listed any more",
-        "never listed",
-        "never listed, exporter down",
-        "driver down",
-        "exporter down",
-        "exporter of a run down",
-        "node removed",
-        "replaced",
-        "two exporters",
-    ],
+    ids=["all read", "lost", "driver down", "lost and driver down", "suspect", "gap"],
 )
-def test_each_expected_gpu_without_a_current_energy_counter_is_lost_or_unknown(
-    tmp_path: Path, changes: dict[str, str], lost: int, unknown: int
+def test_the_readings_of_a_run_do_not_count_the_gpus_of_another_run_and_agree_with_the_power(
+    tmp_path: Path,
+    changes: dict[str, str],
+    counts_of_run: dict[str, int],
+    counts_of_other_run: dict[str, int],
 ) -> None:
-    counts = {"GPUs lost": lost, "GPUs unknown": unknown}
-    readings = {f'{{name="{name}"}}': count for name, count in counts.items() if count}
-    complete = {'{name="all devices"}': 0}
+    series = READ_GPUS | changes
+    for run, counts in (("a", counts_of_run), ("b", counts_of_other_run)):
+        selected = {"run": run}
+        readings = {f'{{name="{name}"}}': count for name, count in counts.items()}
+        unread = counts.get("GPUs lost", 0) + counts.get("GPUs unknown", 0)
+        assert_panel(tmp_path, "training-energy", "Energy readings", series, readings, selected=selected)
+        assert_panel(
+            tmp_path,
+            "training-energy",
+            "GPU power now",
+            series,
+            {"{}": unread} if unread else {},
+            query_id="B",
+            series_name="GPUs not read",
+            selected=selected,
+        )
 
-    assert_panel(tmp_path, "training-energy", "Energy readings", READ_NODES | changes, readings or complete)
 
-
-@pytest.mark.parametrize(
-    ("name", "series"),
-    [
-        ("suspect", {'exporter_energy_crosscheck{job="training",instance="n2",device="n2-u0"}': "0.5x60"}),
-        (
-            "with gaps",
-            {'exporter_energy_gap_seconds_total{job="training",instance="n2",device="n2-u0"}': "0x20 30x40"},
-        ),
-    ],
-    ids=["suspect", "with gaps"],
-)
-def test_a_device_with_a_suspect_reading_or_a_gap_is_counted(
-    tmp_path: Path, name: str, series: dict[str, str]
+def test_lost_devices_and_devices_with_gaps_are_above_suspect_devices_and_have_gpu_and_run(
+    tmp_path: Path,
 ) -> None:
-    count = {f'{{name="{name}"}}': 1}
+    series = (
+        READ_GPUS
+        | _lost_gpu(1)
+        | SUSPECT
+        | {name.replace("n2-u0", "n2-u2"): values for name, values in GAP.items()}
+    )
+    device = '{{instance="n2",device="n2-u{}"}}'
+    lost_row = (
+        '{component="gpu",device="n2-u1",index="1",instance="n2",run="a"}',
+        '{component="gpu",device="n2-u0",index="0",instance="n2",run="a"}',
+    )
+    readings = {device.format(0): ReadingQuality.SUSPECT, device.format(1): ReadingQuality.LOST}
 
-    assert_panel(tmp_path, "training-energy", "Energy readings", READ_NODES | series, count)
+    assert_queries(
+        tmp_path,
+        "training-energy",
+        "Source of each number",
+        series,
+        {"A": dict.fromkeys(lost_row, 1), "B": readings},
+        selected={"run": "a"},
+    )
+    readings |= {device.format(2): ReadingQuality.GAP, device.format(3): ReadingQuality.MEASURED}
+    assert_panel(tmp_path, "training-energy", "Source of each number", series, readings, column="Reading")
+
+
+def test_a_device_whose_exporter_is_down_has_an_unknown_reading(tmp_path: Path) -> None:
+    down = {name: values.replace("x60", "x20 stale") for name, values in read_gpus("a", "n2", (0,)).items()}
+    unknown = {'{instance="n2",device="n2-u0"}': ReadingQuality.UNKNOWN}
+
+    assert_panel(tmp_path, "training-energy", "Source of each number", down, unknown, column="Reading")
+
+
+def test_a_run_pays_the_rent_of_a_lost_gpu_until_the_run_ends(tmp_path: Path) -> None:
+    price = {'training_gpu_price_per_second{instance="n2"}': "0.01x60"}
+    series = READ_GPUS | _lost_gpu(1) | price
+    rent = {f'{{instance="n2",gpu="{index}"}}': 9 for index in range(4)}
+
+    panel = "Energy and rent of each GPU, in this time range"
+    assert_panel(tmp_path, "training-energy", panel, series, rent, column="Rent charged")
 
 
 def test_the_loss_to_a_slow_rank_starts_at_the_recorded_start_of_its_slowness(tmp_path: Path) -> None:
