@@ -102,9 +102,13 @@ class ReplayResult:
         With `gpu`, return only the samples of this GPU, by the labels after `gpu` and `uuid`.
         """
         samples = values(self.families(), name)
-        return (
-            samples if gpu is None else {key[2:]: number for key, number in samples.items() if key[0] == gpu}
-        )
+        if gpu is None:
+            return samples
+        return {
+            tuple(other_labels): number
+            for (sample_gpu, _uuid, *other_labels), number in samples.items()
+            if sample_gpu == gpu
+        }
 
     def families(self, *, reason: str | None = None, **options: Any) -> Collected:
         """Return the families that the sidecar publishes."""
@@ -259,6 +263,27 @@ def values(families: Sequence[Metric], name: str) -> dict[tuple[str, ...], float
     }
 
 
+def label_values(families: Sequence[Metric], name: str, label: str) -> list[str]:
+    """Return the value of a label in each sample of a family."""
+    position = LABELS[name].index(label)
+    return [labels[position] for labels in values(families, name)]
+
+
+def values_by_label(families: Sequence[Metric], name: str, label: str) -> dict[str, float]:
+    """Return the samples of a family by the value of a label, which no two samples share."""
+    samples = values(families, name)
+    keys = label_values(families, name, label)
+    assert len(keys) == len(set(keys)), f"several samples of {name} have the same {label}"
+    return dict(zip(keys, samples.values(), strict=True))
+
+
+def xid_counts(families: Sequence[Metric]) -> dict[tuple[str, str], float]:
+    """Return the number of errors by GPU index and XID."""
+    return {
+        (gpu, xid): count for (gpu, _uuid, xid), count in values(families, "gpu_xid_errors_total").items()
+    }
+
+
 def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
     """Return the first sample of a family whose label values start with `labels`, or None if absent."""
     samples = values(collector.collect(), name)
@@ -267,7 +292,7 @@ def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
     """Return the value of `gpu_up` by GPU index."""
-    return {labels[0]: is_up for labels, is_up in values(collector.collect(), "gpu_up").items()}
+    return values_by_label(collector.collect(), "gpu_up", "gpu")
 
 
 def assert_sound(families: Sequence[Metric]) -> None:

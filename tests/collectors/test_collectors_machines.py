@@ -303,8 +303,9 @@ def test_a_damaged_file_affects_only_its_own_families(
 
     assert value_of(collected, "host_pressure_memory_waiting_seconds_total") == 7.654321
     assert value_of(collected, "host_pressure_io_waiting_seconds_total") is None
-    assert [problem_reason for problem_reason, _ in collected.problems] == [reason]
-    assert "pressure/io" in collected.problems[0][1]
+    ((reported_reason, message),) = collected.problems
+    assert reported_reason == reason
+    assert "pressure/io" in message
 
 
 # Without files in the tree, the other two read the test machine: psutil its /sys/block, and the hardware collector its CPUs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gpu_support import MIG_MACHINE, replay, small_machine
+from gpu_support import MIG_MACHINE, label_values, replay, small_machine
 
 GPM_METRICS = 'gpm: {"2": 60, "5": 130, "7": -0.2, "10": 40, "20": 100}'
 SM_ACTIVITY, TRANSMIT_BYTES = "gpu_sm_activity_ratio", "gpu_pcie_transmit_bytes_total"
@@ -78,13 +78,16 @@ def test_a_repartitioned_gpu_shows_only_its_new_instances() -> None:
         model=GPM_METRICS,
     )
     at_30_s, at_45_s, at_141_s = (replay(description, seconds) for seconds in (30, 45, 141))
-    (uuid,) = [labels[0] for labels in at_30_s.values("gpu_mig_info", "0") if labels[1] == "1"]
+    (removed_uuid,) = [
+        mig_uuid for mig_uuid, gpu_instance, *_ in at_30_s.values("gpu_mig_info", "0") if gpu_instance == "1"
+    ]
     ratios = at_30_s.values("gpu_mig_sm_activity_ratio")
 
     assert len(ratios) == 4
     assert set(ratios.values()) == {0.6}
     assert at_30_s.values(SM_ACTIVITY) == {}  # the family of the whole GPU is absent while MIG is enabled
-    assert {(labels[0], labels[5]) for labels in at_45_s.values("gpu_mig_info")} == {("0", "3g.40gb")}
-    assert uuid not in {labels[0] for labels in at_45_s.values("gpu_mig_memory_total_bytes", "0")}
+    assert label_values(at_45_s.families(), "gpu_mig_info", "gpu") == ["0"]
+    assert label_values(at_45_s.families(), "gpu_mig_info", "profile") == ["3g.40gb"]
+    assert removed_uuid not in label_values(at_45_s.families(), "gpu_mig_memory_total_bytes", "mig_uuid")
     assert set(at_45_s.values("gpu_mig_sm_activity_ratio").values()) == {0.6}
     assert len(at_141_s.values("gpu_mig_info")) == 3

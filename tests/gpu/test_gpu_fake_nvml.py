@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml_support import FakeNvml, Load, fake_nvml_collector, needs_fake_nvml, play_constant_load
-from gpu_support import gpus_up, value, values
+from gpu_support import gpus_up, label_values, value, values, values_by_label, xid_counts
 from waiting import wait_until
 
 from exporter.collectors.gpu.collector import GpuCollector
@@ -28,21 +28,16 @@ GARBAGE_SECONDS = 20.0
 
 
 def counter_values(collector: GpuCollector) -> dict[str, float]:
-    """Return the four counters of GPU 0 after the next pass."""
+    """Return the four counters of the only GPU after the next pass, each -1 if absent."""
     previous_time = collector.registry.time
     wait_until(lambda: collector.registry.time > previous_time)
     families = collector.collect()
-    reasons = values(families, THROTTLED_SECONDS)
+    throttled_seconds = values_by_label(families, THROTTLED_SECONDS, "reason")
     values_by_name = {
         name: next(iter(values(families, name).values()), -1.0)
         for name in (ENERGY_JOULES, BUSY_SECONDS, RECEIVE_BYTES)
     }
-    return {
-        **values_by_name,
-        THROTTLED_SECONDS: next(
-            (seconds for labels, seconds in reasons.items() if labels[2] == "sw_power_cap"), -1.0
-        ),
-    }
+    return {**values_by_name, THROTTLED_SECONDS: throttled_seconds.get("sw_power_cap", -1.0)}
 
 
 SLOW_SECONDS = 15.0
@@ -147,11 +142,11 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters(
         families_during_loss = collector.collect()
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
         wait_until(lambda: (value(collector, ENERGY_JOULES, "1") or 0.0) > initial_joules)
-        xids = values(collector.collect(), "gpu_xid_errors_total")
+        counts = xid_counts(collector.collect())
 
-    assert {labels[0] for labels in values(families_during_loss, "gpu_power_watts")} == {"0"}
-    assert {labels[0] for labels in values(families_during_loss, BUSY_SECONDS)} == {"0"}
-    assert [(labels[0], labels[2], count) for labels, count in xids.items()] == [("1", "79", 1.0)]
+    assert label_values(families_during_loss, "gpu_power_watts", "gpu") == ["0"]
+    assert label_values(families_during_loss, BUSY_SECONDS, "gpu") == ["0"]
+    assert counts == {("1", "79"): 1}
     messages = [message.rpartition(") ")[2] for message in caplog.messages]
     assert messages == ["does not answer: gpu_is_lost", "answers again"]
 
@@ -182,9 +177,9 @@ def test_an_xid_is_counted_once_while_the_event_thread_waits_for_the_previous_ev
         fake.report_xid(time.time() + 0.5, 0, 31)
         wait_until(lambda: values(collector.collect(), "gpu_xid_errors_total"))
         time.sleep(6)  # longer than a wait of the event thread
-        xids = values(collector.collect(), "gpu_xid_errors_total")
+        counts = xid_counts(collector.collect())
 
-    assert [(labels[0], labels[2], count) for labels, count in xids.items()] == [("0", "31", 1.0)]
+    assert counts == {("0", "31"): 1}
 
 
 def test_processes_are_listed_and_are_no_labels(tmp_path: Path) -> None:

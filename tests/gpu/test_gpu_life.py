@@ -18,11 +18,13 @@ import pytest
 from gpu_support import (
     SHORT_TIMINGS,
     gpus_up,
+    label_values,
     replaying_collector,
     small_machine,
     value,
     values,
     write_machine,
+    xid_counts,
 )
 from run_support import is_alive
 from waiting import WAIT_LIMIT_SECONDS, wait_until
@@ -45,8 +47,8 @@ def nvml_up(collector: GpuCollector) -> bool:
 
 
 def reason(collector: GpuCollector) -> str:
-    reasons = values(collector.collect(), "gpu_nvml_error_info")
-    return next(iter(reasons), ("",))[0]
+    """Return the reason why NVML as a whole is down, or "" if it is up."""
+    return "".join(label_values(collector.collect(), "gpu_nvml_error_info", "reason"))
 
 
 def nvml_children() -> list[int]:
@@ -107,7 +109,8 @@ def test_a_killed_child_is_replaced_and_counters_continue(tmp_path: Path) -> Non
         after_crash = collector.collect()
         wait_until(lambda: nvml_up(collector))
 
-        assert "SIGKILL" in after_crash.problems[0][1]
+        ((_, message),) = after_crash.problems
+        assert "SIGKILL" in message
         assert values(after_crash, ENERGY_JOULES) == {}
         assert values(after_crash, "gpu_up") == {}  # unknown, therefore a gap
         assert collector.child_pid != first_pid
@@ -150,8 +153,9 @@ def test_a_hanging_gpu_is_skipped_until_its_call_returns(tmp_path: Path) -> None
         wait_until(lambda: gpus_up(collector) == {"0": 1, "1": 1})
 
     assert None not in other_readings
-    assert {labels[0]: labels[2] for labels in values(during_hang, "gpu_error_info")} == {"1": "hung"}
-    assert {labels[0] for labels in values(during_hang, "gpu_power_watts")} == {"0"}
+    assert label_values(during_hang, "gpu_error_info", "gpu") == ["1"]
+    assert label_values(during_hang, "gpu_error_info", "reason") == ["hung"]
+    assert set(label_values(during_hang, "gpu_power_watts", "gpu")) == {"0"}
 
 
 def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> None:
@@ -165,7 +169,7 @@ def test_a_gpu_that_hangs_right_after_its_return_is_skipped(tmp_path: Path) -> N
         gpu_reasons: set[str] = set()
         while "hung" not in gpu_reasons | reasons:
             reasons.add(reason(collector))
-            gpu_reasons |= {labels[2] for labels in values(collector.collect(), "gpu_error_info")}
+            gpu_reasons.update(label_values(collector.collect(), "gpu_error_info", "reason"))
             time.sleep(0.02)
 
     assert "hung" not in reasons  # the call is of a GPU, and NVML as a whole answers
@@ -227,7 +231,8 @@ def test_a_fault_in_the_library_kills_the_child_alone(tmp_path: Path) -> None:
     crash = "at: 1s, until: 6s, gpus: [1], crash: [nvmlDeviceGetPowerUsage]"
     with replaying_collector(write_machine(tmp_path, crash)) as collector:
         wait_until(lambda: reason(collector) == "crashed")
-        assert "SIGSEGV" in collector.collect().problems[0][1]
+        ((_, message),) = collector.collect().problems
+        assert "SIGSEGV" in message
 
         wait_until(lambda: nvml_up(collector))
         assert gpus_up(collector) == {"0": 1, "1": 1}
@@ -390,7 +395,8 @@ def test_a_child_that_fails_to_start_or_sends_garbage_is_reported_with_the_reaso
         wait_until(lambda: reason(collector) == "crashed")
 
         # A failure, although no GPUs are expected: on a machine without GPUs, the child ends with a reason.
-        assert message in collector.collect().problems[0][1]
+        ((_, reported_message),) = collector.collect().problems
+        assert message in reported_message
         assert set(values(collector.collect(), "gpu_nvml_up").values()) == {0.0}
 
 
@@ -423,8 +429,7 @@ def test_xids_come_from_the_kernel_log_without_nvml_events(tmp_path: Path) -> No
             file.write("4,3,3,-;NVRM: Xid (PCI:0000:99:00): 79, a GPU of another machine\n")
             file.write("4,4,4,-;\xff\xfe NVRM: Xid (PCI:zz)\n4,5,5,-;half of a li")
 
-        counts = values(collector.collect(), "gpu_xid_errors_total")
-        assert {(labels[0], labels[2]): count for labels, count in counts.items()} == {("0", "79"): 1}
+        assert xid_counts(collector.collect()) == {("0", "79"): 1}
         times = values(collector.collect(), "gpu_xid_last_timestamp_seconds")
         assert set(times.values()) == {1234.0}
 

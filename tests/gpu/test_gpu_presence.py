@@ -5,7 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
-from gpu_support import MIG_MACHINE, ReplayResult, replay, small_machine, values
+from gpu_support import (
+    MIG_MACHINE,
+    ReplayResult,
+    label_values,
+    replay,
+    small_machine,
+    values,
+    values_by_label,
+    xid_counts,
+)
 
 from exporter.collectors.gpu.collector import LATE_SECONDS, GpuCollector
 from exporter.collectors.gpu.energy import OUTAGE_SECONDS
@@ -109,7 +118,7 @@ def test_a_lost_gpu_affects_no_other_and_returns_with_its_counters() -> None:
     while_lost, after_return = replay(description, 20), replay(description, 60)
 
     assert while_lost.registry.gpus[1].failure == "gpu_is_lost"
-    assert {labels[0] for labels in while_lost.values("gpu_power_watts")} == {"0"}
+    assert set(label_values(while_lost.families(), "gpu_power_watts", "gpu")) == {"0"}
     assert set(after_return.values("gpu_up").values()) == {1.0}
     # Retried every 30 s: lost at 10 s, found at 40 s.
     failures = [message["gpus"][1].get("failure") for message in after_return.samples]
@@ -146,9 +155,8 @@ def test_the_energy_gap_grows_while_no_child_works(now: float, gap_seconds: dict
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     result = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
-    reset_required = {labels[0]: value for labels, value in result.values("gpu_reset_required").items()}
-    assert reset_required == {"0": 1, "1": 0}
-    assert {labels[2] for labels in result.values("gpu_error_info")} == {"reset_required"}
+    assert values_by_label(result.families(), "gpu_reset_required", "gpu") == {"0": 1, "1": 0}
+    assert label_values(result.families(), "gpu_error_info", "reason") == ["reset_required"]
 
 
 @pytest.mark.parametrize(
@@ -176,13 +184,10 @@ def test_xids_of_a_lost_gpu_and_of_other_gpus_are_counted() -> None:
         "at: 20s, gpus: [0], xid: [48]",
         "at: 50s, gpus: [0, 1], xid: [31]",
     )
-    while_lost, after_return = (
-        {(labels[0], labels[2], count) for labels, count in result.values("gpu_xid_errors_total").items()}
-        for result in (replay(description, 30), replay(description, 60))
-    )
+    while_lost, after_return = (xid_counts(replay(description, seconds).families()) for seconds in (30, 60))
 
-    assert while_lost == {("1", "79", 2), ("1", "48", 1), ("0", "48", 1)}
-    assert after_return == while_lost | {("0", "31", 1), ("1", "31", 1)}
+    assert while_lost == {("1", "79"): 2, ("1", "48"): 1, ("0", "48"): 1}
+    assert after_return == while_lost | {("0", "31"): 1, ("1", "31"): 1}
 
 
 def test_xids_are_counted_if_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,9 +198,7 @@ def test_xids_are_counted_if_no_thread_can_be_started(monkeypatch: pytest.Monkey
     result = replay(small_machine("at: 2s, gpus: [0], xid: [31]"), 5, starts_events=True)
 
     assert result.exit_reason == "detached"
-    assert [(labels[2], count) for labels, count in result.values("gpu_xid_errors_total").items()] == [
-        ("31", 1)
-    ]
+    assert xid_counts(result.families()) == {("0", "31"): 1}
 
 
 @pytest.mark.parametrize(
@@ -218,8 +221,8 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
             entry["power"]["end_time"] += 21.0
         result.registry.add_sample({**message, "time": message["time"] + 21.0}, 2)
 
-    energy = result.values("gpu_energy_joules_total")
-    assert {labels[1][-1]: joules for labels, joules in energy.items()} == dict.fromkeys("023", 3100.0)
+    joules_by_uuid = values_by_label(result.families(), "gpu_energy_joules_total", "uuid")
+    assert joules_by_uuid == {f"{UUID}{index}": 3100.0 for index in (0, 2, 3)}
     assert job_indices(result) == {0: 0, 1: 1, 2: 2}
 
 

@@ -142,7 +142,8 @@ def test_a_rank_that_moves_to_another_node_continues_there_once_released(tmp_pat
         assert read_line(other_sidecar) == "1\n"
         later_process.execute("publish")
         collected = sidecar.collect()
-        assert "a different sidecar holds the totals of run 'r', rank 0" in collected.problems[0][1]
+        ((_, message),) = collected.problems
+        assert "a different sidecar holds the totals of run 'r', rank 0" in message
         page = Page(collected)
         assert page.count("train_stat0", **RANK_0_LABELS) is None
         assert page.get("training_feed_alive", **RANK_0_LABELS) == 1

@@ -27,19 +27,30 @@ STEPS = 20
 
 @dataclass
 class Device:
-    """Stand-in for a CUDA stream: kernels run in order on simulated time, and the host continues at once."""
+    """Stand-in for a CUDA stream: kernels run in order on simulated time, and the host continues at once.
 
-    host: float = 0.0
+    Attributes:
+        host_time: Simulated time of the host, in seconds.
+        busy_until: Time at which the last queued kernel ends, in seconds.
+        is_capturing: Whether the stream captures a CUDA graph.
+        is_broken: Whether each CUDA call raises.
+        event_calls: Number of calls of event methods, including those that raise.
+        recorded_events: Number of events recorded without an error.
+        threads: Identifiers of the threads that recorded events.
+    """
+
+    host_time: float = 0.0
     busy_until: float = 0.0
     is_capturing: bool = False
     is_broken: bool = False
-    event_calls: int = 0  # including those that raise
+    event_calls: int = 0
     recorded_events: int = 0
     threads: set[int] = field(default_factory=set)
 
-    def kernel(self, seconds: float, *, queueing: float = 0.001) -> None:
-        self.host += queueing
-        self.busy_until = max(self.busy_until, self.host) + seconds
+    def kernel(self, seconds: float, *, queueing_seconds: float = 0.001) -> None:
+        """Queue a kernel that runs for some seconds."""
+        self.host_time += queueing_seconds
+        self.busy_until = max(self.busy_until, self.host_time) + seconds
 
     def synchronize(self) -> None:
         raise AssertionError("the job would wait for the GPU")
@@ -63,14 +74,14 @@ class Event:
             raise RuntimeError("CUDA error: operation not permitted")
         device.recorded_events += 1
         device.threads.add(threading.get_ident())
-        self.completion_time = max(device.busy_until, device.host)
+        self.completion_time = max(device.busy_until, device.host_time)
 
     def query(self) -> bool:
         self.device.event_calls += 1
         assert not self.device.is_capturing
         if self.device.is_broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return self.completion_time is not None and self.device.host >= self.completion_time
+        return self.completion_time is not None and self.device.host_time >= self.completion_time
 
     def elapsed_time(self, end_event: Event) -> float:
         assert self.query(), "both events must be completed"
@@ -109,10 +120,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         yield device
 
 
-def run_step(device: Device, *, data: float = 0.010) -> None:
-    """Run a step: 10 ms of data loading, kernels of 20, 40 and 5 ms queued within 3 ms, and a slow host."""
+def run_step(device: Device, *, loading_seconds: float = 0.010) -> None:
+    """Run a step: data loading, kernels of 20, 40 and 5 ms queued within 3 ms, and 8 ms of real time."""
     with training.data_loading():
-        device.host += data
+        device.host_time += loading_seconds
     with training.training_iteration():
         with training.model_forward():
             device.kernel(0.020)
@@ -134,7 +145,7 @@ def finish(device: Device) -> dict[Any, Any]:
     """End the timing, complete all device work, and read the events."""
     for _ in range(2):
         train()
-        device.host += 10.0
+        device.host_time += 10.0
     return summary_values()
 
 
@@ -149,37 +160,41 @@ def test_the_device_time_of_a_phase_of_the_main_thread_is_that_of_its_kernels(
     worker.start()
     worker.join()
 
-    timed_step_count = totals["training.gpu_timed_steps", ()]
-    assert timed_step_count >= 5
-    per_step = {
-        phase: seconds / timed_step_count for phase, seconds in values_by_label("training.phase_gpu").items()
+    step_total = totals["training.gpu_timed_steps", ()]
+    assert step_total >= 5
+    seconds_per_step = {
+        phase: seconds / step_total for phase, seconds in values_by_label("training.phase_gpu").items()
     }
-    assert per_step["forward"] == pytest.approx(0.020, rel=0.1)
-    assert per_step["backward"] == pytest.approx(0.040, rel=0.1)
-    assert per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
-    assert totals["training.step_gpu_duration", ()] == timed_step_count
+    assert seconds_per_step["forward"] == pytest.approx(0.020, rel=0.1)
+    assert seconds_per_step["backward"] == pytest.approx(0.040, rel=0.1)
+    assert seconds_per_step["optimizer"] == pytest.approx(0.005, rel=0.1)
+    assert totals["training.step_gpu_duration", ()] == step_total
     assert device.threads == {threading.get_ident()}
 
 
-@pytest.mark.parametrize(("data", "idle"), [(0.010, 0.0), (0.100, 0.038)], ids=["hidden", "starved"])
-def test_data_loading_time_is_the_part_not_hidden_by_queued_work(
-    device: Device, data: float, idle: float
+@pytest.mark.parametrize(
+    ("loading_seconds", "idle_seconds"), [(0.010, 0.0), (0.100, 0.038)], ids=["hidden", "starved"]
+)
+def test_the_idle_time_between_steps_is_the_data_loading_that_queued_work_does_not_hide(
+    device: Device, loading_seconds: float, idle_seconds: float
 ) -> None:
-    warm_up(lambda: run_step(device, data=data))
+    warm_up(lambda: run_step(device, loading_seconds=loading_seconds))
     for _ in range(6):
-        run_step(device, data=data)
+        run_step(device, loading_seconds=loading_seconds)
     totals = finish(device)
-    per_step = totals["training.gpu_idle_between_steps", ()] / totals["training.gpu_timed_steps", ()]
+    idle_seconds_per_step = (
+        totals["training.gpu_idle_between_steps", ()] / totals["training.gpu_timed_steps", ()]
+    )
 
-    # The host needs 3 ms to queue 65 ms of work, and 100 ms for a batch; the device idles for 38 ms.
-    assert per_step == pytest.approx(idle, abs=0.008)
+    # The host needs 3 ms to queue 65 ms of work. With 100 ms for a batch, the device idles for 100 + 3 - 65 = 38 ms.
+    assert idle_seconds_per_step == pytest.approx(idle_seconds, abs=0.008)
 
 
 def test_pending_device_events_are_read_later_without_waiting(device: Device) -> None:
     warm_up(lambda: None)
     initial_steps = finish(device).get(("training.gpu_timed_steps", ()), 0)
-    run_step(device, data=0.0)
-    run_step(device, data=0.0)
+    run_step(device, loading_seconds=0.0)
+    run_step(device, loading_seconds=0.0)
     early_steps = published_value("training.gpu_timed_steps") - initial_steps
     finish(device)
 
@@ -199,7 +214,7 @@ def test_no_cuda_call_is_made_during_graph_capture(device: Device) -> None:
     device.is_capturing = False
     for _ in range(3):
         run_step(device)
-        device.host += 1.0
+        device.host_time += 1.0
 
     assert calls_after_capture == calls_before_capture
     assert published_value("training.gpu_timed_steps") >= 1
@@ -287,7 +302,7 @@ def test_phases_inferred_by_a_bridge_are_timed(device: Device) -> None:
     for _ in range(2):
         tracker.begin_iteration()
         tracker.end(Level.ITERATION)
-        device.host += 10.0
+        device.host_time += 10.0
 
     totals = values_by_label("training.phase_gpu")
     assert totals["forward"] == pytest.approx(4 * 0.02, rel=0.1)
@@ -302,7 +317,7 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
     for number in range(4):
         training.step(STEPS + number)
         device.kernel(0.030)
-    device.host += 10.0
+    device.host_time += 10.0
     training.step(100)
     training.step(101)
 
@@ -313,16 +328,18 @@ def test_steps_reported_after_their_end_are_timed(device: Device) -> None:
 # GpuTimer with a simulated clock -----------------------------------------------------------------------------
 
 
-def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, steps: int) -> float:
+def timed_step_count(
+    device: Device, environment: dict[str, str], *, step_seconds: float, step_count: int
+) -> float:
     """Return the number of timed steps among steps of a given duration."""
     clock_seconds = 100.0
     timer, families = GpuTimer(environment, clock=lambda: clock_seconds), Families()
-    timer.decide(threading.get_ident(), seconds)
-    for _ in range(steps):
+    timer.decide(threading.get_ident(), step_seconds)
+    for _ in range(step_count):
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
         timer.end(kinds.TRAINING_ITERATION)
-        clock_seconds += seconds
-        device.host += seconds
+        clock_seconds += step_seconds
+        device.host_time += step_seconds
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.publish(families)
     return families.counter("training.gpu_timed_steps").total
@@ -331,19 +348,19 @@ def timed_steps(device: Device, environment: dict[str, str], *, seconds: float, 
 def test_a_step_that_ends_while_the_timing_is_off_does_not_cover_the_time_between_later_steps(
     device: Device,
 ) -> None:
-    timer, families = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=lambda: device.host), Families()
+    timer, families = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=lambda: device.host_time), Families()
     thread = threading.get_ident()
     timer.decide(thread, 1.0)
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.decide(thread, 0.0)  # off: steps have become too short
     timer.end(kinds.TRAINING_ITERATION)
     timer.decide(thread, 1.0)
-    device.host += 1.0
+    device.host_time += 1.0
     for _ in range(3):
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
-        device.host += 0.75
+        device.host_time += 0.75
         timer.end(kinds.TRAINING_ITERATION)
-        device.host += 0.25
+        device.host_time += 0.25
     for _ in range(2):  # the second step reads the events up to the start of the first
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.publish(families)
@@ -353,17 +370,18 @@ def test_a_step_that_ends_while_the_timing_is_off_does_not_cover_the_time_betwee
 
 
 @pytest.mark.parametrize(
-    ("max_share", "seconds", "expected_count"),
+    ("max_share", "step_seconds", "expected_count"),
     # In the 2 s of fast steps, ten steps per second are timed, and ten more for the second before the start.
     [("1", 0.1, 200), ("1", 0.5, 200), ("1", 0.01, 29), ("0", 0.5, 0), ("1e-9", 0.5, 1)],
     ids=["ten a second", "slow", "fast", "off", "too costly"],
 )
 def test_all_of_up_to_ten_steps_per_second_are_timed_and_faster_steps_are_sampled(
-    device: Device, max_share: str, seconds: float, expected_count: int
+    device: Device, max_share: str, step_seconds: float, expected_count: int
 ) -> None:
-    timed_count = timed_steps(device, {"EXPORTER_GPU_TIME": max_share}, seconds=seconds, steps=200)
+    environment = {"EXPORTER_GPU_TIME": max_share}
+    count = timed_step_count(device, environment, step_seconds=step_seconds, step_count=200)
 
-    assert timed_count == pytest.approx(expected_count, abs=1)
+    assert count == pytest.approx(expected_count, abs=1)
 
 
 def test_the_cuda_stand_in_has_the_interface_of_torch() -> None:

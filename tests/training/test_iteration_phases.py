@@ -28,6 +28,8 @@ from exporter.training.kinds import TRAINING_ITERATION
 from exporter.training.recorder import TRAINING
 
 PHASES_OF_A_STEP = ("data_loading", "forward", "backward", None, "optimizer")
+"""Phases in the order in which a step enters them; None leaves the phase, so that the time is that of the iteration."""
+NAMED_PHASES = [name for name in PHASES_OF_A_STEP if name]
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,7 @@ class Iteration:
 
 
 def recorded_iterations(train: Callable[[], object]) -> list[Iteration]:
-    """Run a training on the main thread, and return its recorded iterations. Meanwhile, the recording thread applies no records."""
+    """Run a training, and return its recorded iterations. The recording thread waits meanwhile, and applies no records."""
     iterations = []
 
     def train_and_collect() -> None:
@@ -84,10 +86,10 @@ def entries() -> Counter[str]:
 
 def test_phases_in_succession_are_counted_like_blocks() -> None:
     train_in_succession(50)
-    durations = {name: sum(TRAINING.clock.phases[name].cells) for name in PHASES_OF_A_STEP if name}
+    duration_counts = {name: sum(TRAINING.clock.phases[name].cells) for name in NAMED_PHASES}
 
-    assert entries() >= Counter({**dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50), "iteration": 50})
-    assert durations == dict.fromkeys(filter(None, PHASES_OF_A_STEP), 50)
+    assert entries() >= Counter({**dict.fromkeys(NAMED_PHASES, 50), "iteration": 50})
+    assert duration_counts == dict.fromkeys(NAMED_PHASES, 50)
 
 
 def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
@@ -103,7 +105,7 @@ def test_seconds_of_phases_in_succession_sum_to_the_wall_time() -> None:
 def test_an_iteration_in_succession_ends_at_the_start_of_the_next() -> None:
     iterations = recorded_iterations(lambda: train_in_succession(20))
 
-    assert len(iterations) == 20 + 1
+    assert len(iterations) == 20 + 1  # the last iteration ends with the loop
     assert all(current.end_time == following.start_time for current, following in pairwise(iterations))
     assert all(
         0 <= iteration.work_seconds <= iteration.end_time - iteration.start_time + 1e-9
@@ -180,17 +182,21 @@ def test_an_edge_inside_a_span_of_the_job_starts_the_next_phase_in_the_span() ->
 
 # Usual steps: the edges are deferred, and counted together at the end of the step --------------------------------
 
-PHASES = ("data_loading", "forward", "backward", "optimizer")
-
 
 class UsualLoop:
-    """Loop that stores its edges as the hooks on torch do."""
+    """Loop that stores its edges as the hooks on torch do.
+
+    Attributes:
+        phases: The phases that the edges switch.
+        deferred_steps: Number of steps whose last edge was deferred.
+        short_steps: Number of steps shorter than half a bin. A longer step, as on a busy machine, may not be deferred.
+    """
 
     def __init__(self) -> None:
         self.phases = IterationPhases(IterationBlock(TRAINING_ITERATION))
         self.phases.defers = True
         self.deferred_steps = 0
-        self.short_steps = 0  # shorter than half a bin; on a busy machine, other steps may take longer than edges are deferred
+        self.short_steps = 0
 
     def run(self, steps: int, batches: int = 1, seconds: float = 0.0) -> None:
         """Run a training loop. Each backward pass lasts *seconds*."""
@@ -231,13 +237,14 @@ class UsualLoop:
 def test_usual_steps_are_counted_like_blocks(batches: int) -> None:
     loop = UsualLoop()
     loop.run(2000, batches)
-    loop_entries = {name: entries()[name] for name in PHASES}
-    durations = {name: sum(TRAINING.clock.phases[name].cells) for name in PHASES}
+    loop_entries = {name: entries()[name] for name in NAMED_PHASES}
+    duration_counts = {name: sum(TRAINING.clock.phases[name].cells) for name in NAMED_PHASES}
 
     assert loop.deferred_steps > 1000
-    assert loop_entries == durations == dict.fromkeys(PHASES[:3], 2000 * batches) | {"optimizer": 2000}
-    assert entries()["iteration"] == 2001
-    for name in PHASES:
+    assert loop_entries == dict.fromkeys(NAMED_PHASES, 2000 * batches) | {"optimizer": 2000}
+    assert duration_counts == loop_entries
+    assert entries()["iteration"] == 2000 + 1  # the last iteration ends with the loop
+    for name in NAMED_PHASES:
         totals = TRAINING.clock.phases[name]
         assert totals.duration_seconds == pytest.approx(totals.seconds, abs=1e-6)
 
@@ -265,11 +272,11 @@ def test_seconds_of_usual_steps_sum_to_the_wall_time_and_to_the_records() -> Non
     end = TRAINING.clock.read()
     increase = {name: seconds - start.seconds.get(name, 0.0) for name, seconds in end.seconds.items()}
 
-    assert len(iterations) == 2001
+    assert len(iterations) == 2000 + 1  # the last iteration ends with the loop
     assert sum(increase.values()) == pytest.approx(end.time - start.time, abs=1e-6)
     assert sum(record.wait_seconds for record in iterations) == pytest.approx(increase["data_loading"])
     assert sum(record.work_seconds for record in iterations) == pytest.approx(
-        sum(increase[name] for name in ("iteration", *PHASES[1:]))
+        sum(increase[name] for name in ("iteration", "forward", "backward", "optimizer"))
     )
 
 
@@ -290,7 +297,7 @@ def test_a_step_that_a_gradient_scaler_skips_counts_its_batch_once() -> None:
 
     iterations = recorded_iterations(run)
 
-    assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 500)
+    assert {name: entries()[name] for name in NAMED_PHASES} == dict.fromkeys(NAMED_PHASES, 500)
     assert all(record.wait_seconds >= 0 and record.work_seconds > 0 for record in iterations)
     assert sum(record.wait_seconds for record in iterations) == pytest.approx(
         TRAINING.clock.phases["data_loading"].seconds
@@ -318,7 +325,7 @@ def test_a_block_of_the_job_between_deferred_edges_has_its_own_time() -> None:
 
     assert loop.deferred_steps > 50
     assert TRAINING.clock.phases["logging"].seconds == pytest.approx(slept_seconds, abs=0.02)
-    assert {name: entries()[name] for name in PHASES} == dict.fromkeys(PHASES, 200)
+    assert {name: entries()[name] for name in NAMED_PHASES} == dict.fromkeys(NAMED_PHASES, 200)
     assert TRAINING.clock.stack == [TRAINING.clock.base]
 
 
