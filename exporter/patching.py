@@ -7,17 +7,16 @@ the job. The frames of the wrappers are removed from tracebacks.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec
-from traceback import walk_tb
 from types import ModuleType
 from typing import Any, TypeVar
 
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Around = Generator[None, tuple[Any, "BaseException | None"], None]
@@ -49,18 +48,10 @@ def never_raises(hook: Function) -> Function:
 
 def log_failure(hook: Callable[..., object], error: Exception) -> None:
     """Log once that a hook failed. An error that a signal handler of the job has raised is raised again instead."""
-    if _has_signal_handler_raised(error):
+    if is_from_signal_handler(error):
         raise error
     name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', hook)}"
     log_once(f"{name} {type(error)}", f"bridge hook {name} failed, event skipped: {error!r}")
-
-
-def _has_signal_handler_raised(error: Exception) -> bool:
-    """Return True if a signal handler of the job, such as a timeout, has raised the error during the hook."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    functions = [*handlers, *[vars(type(handler)).get("__call__") for handler in handlers]]
-    handler_codes = {getattr(function, "__code__", None) for function in functions}
-    return any(frame.f_code in handler_codes for frame, _line in walk_tb(error.__traceback__))
 
 
 def patch(owner: Any, name: str, hook: Hook) -> None:
@@ -246,7 +237,9 @@ def _call(hook: Callable[[ModuleType], object], module: ModuleType) -> None:
     """Call a hook with a module. An error is logged once per module."""
     try:
         hook(module)
-    except Exception as error:  # noqa: BLE001  # the import must not fail because of a bridge
+    except Exception as error:  # the import must not fail because of a bridge
+        if is_from_signal_handler(error):
+            raise
         log_once(f"hook {module.__name__}", f"{module.__name__} is not watched: {error!r}")
 
 

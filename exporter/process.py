@@ -1,7 +1,8 @@
 """Process-wide API: identity, flush, shutdown and the sidecar as a child process.
 
 `flush`, `shutdown` and `start_sidecar` log errors instead of raising them, and `flush` and `shutdown` wait for a bounded time.
-`configure` raises for invalid arguments.
+`configure` raises for invalid arguments. An exception that a signal handler of the job raises during a call is not ignored: the call
+raises it. A handler without a Python frame, such as a function of a C extension, is an exception to this rule.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from exporter.recorder import RECORDER
 from exporter.recording.definition import check_labels, require, unreadable_values
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 
 if TYPE_CHECKING:
     import subprocess
@@ -70,7 +72,9 @@ def flush(timeout_seconds: float = 5.0) -> bool:
         return True
     try:
         return RECORDER.flush_all(timeout_seconds)
-    except Exception as error:  # noqa: BLE001  # an error of CUDA must not reach the training loop
+    except Exception as error:  # an error of CUDA must not reach the training loop
+        if is_from_signal_handler(error):
+            raise
         log_once("flush", f"flush failed: {error!r}")
         return False
 

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"errors", "feed", "recorder", "recording", "training"},
     "": {"errors", "version", "process", "recording", "training"},
     "monitor": {"errors", "recording"},
-    "patching": {"recording.notices"},
+    "patching": {"recording.notices", "recording.signal_safety"},
     "elastic": {"errors", "feed.runs", "patching", "recording"},
     "training": {"errors", "recording"},
     "bridges": {"elastic", "errors", "patching", "recording", "training"},

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from exporter.patching import when_imported
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter_auto import BRIDGES
 
 _requested_names: set[str] = set()
@@ -50,6 +51,8 @@ def install(*names: str) -> tuple[str, ...]:
 def _install(name: str, _library: ModuleType) -> None:
     try:
         import_module(f"exporter.bridges.{name}").install()
-    except Exception as error:  # noqa: BLE001  # the job must not fail because of a bridge
+    except Exception as error:  # the job must not fail because of a bridge
+        if is_from_signal_handler(error):
+            raise
         _requested_names.discard(name)
         log_once(f"bridge {name}", f"the bridge {name} could not be installed: {error!r}")

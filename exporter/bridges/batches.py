@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from exporter.recording.signal_safety import is_from_signal_handler
+
 _MAX_DEPTH = 4
 """Levels of nested containers that are searched for a tensor."""
 
@@ -20,7 +22,9 @@ def samples_and_tokens(batch: Any) -> tuple[int | None, int | None]:
         if shape is not None and len(shape) == 2:
             return int(shape[0]), int(shape[0]) * int(shape[1])
         return _samples(batch, _MAX_DEPTH), None
-    except Exception:  # noqa: BLE001  # a batch is an object of the job
+    except Exception as error:  # a batch is an object of the job
+        if is_from_signal_handler(error):
+            raise
         return None, None
 
 

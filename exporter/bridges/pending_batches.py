@@ -8,6 +8,7 @@ from threading import get_ident
 from typing import Any
 
 from exporter.bridges.batches import samples_and_tokens
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.numbers import Numbers
 
 MAX_BATCHES = 64
@@ -89,7 +90,11 @@ class PendingBatches:
         batch_class = type(batch)
         try:  # for a tensor, and for a list of tensors
             samples = batch[0].shape[0] if batch_class is list or batch_class is tuple else batch.shape[0]
-        except Exception:  # noqa: BLE001  # a batch is an object of the job
+        except (AttributeError, LookupError, TypeError):  # another batch, such as a mapping
+            samples = None
+        except Exception as error:  # a batch is an object of the job
+            if is_from_signal_handler(error):
+                raise
             samples = None
         if type(samples) is int and samples:
             queue.samples, queue.tokens = samples, None

@@ -17,6 +17,7 @@ from exporter.recording.event_values import RawEvent, convert_data
 from exporter.recording.events import EVENTS
 from exporter.recording.identity import LAUNCH_ID, clean_text
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.stat import create_series
 
 RecordValue = Callable[[object], None]
@@ -197,8 +198,9 @@ def record_event(
             _count_worker(state, metadata)
         data = {"source": source, **metadata}
         _record(type_, state, data, message=None, timestamp_ms=timestamp_ms, origin=origin)
-    except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
-        pass
+    except Exception as error:  # an event of any content must not raise into the job
+        if is_from_signal_handler(error):
+            raise
 
 
 def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> None:
@@ -213,8 +215,9 @@ def record_rendezvous(fields: Mapping[str, object], origin: object = None) -> No
         _record(
             RENDEZVOUS + clean_text(state), state, data, message=message, timestamp_ms=None, origin=origin
         )
-    except Exception:  # noqa: BLE001, S110  # an event of any content must not raise into the job
-        pass
+    except Exception as error:  # an event of any content must not raise into the job
+        if is_from_signal_handler(error):
+            raise
 
 
 def _record(

@@ -21,6 +21,7 @@ from exporter.elastic.families import STATS
 from exporter.elastic.python_command import parse_python_command
 from exporter.patching import patch, when_imported
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import is_from_signal_handler
 
 _LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 RECORDED_ATTRIBUTE = "exporter_recorded"
@@ -83,7 +84,9 @@ def _declare_agent(_agent: Any, spec: Any, *_args: Any, **_kwargs: Any) -> None:
     """Declare this process an agent, with the run id of its rendezvous, or without a run id if the rendezvous raises."""
     try:
         RECORDER.process.declare_agent(str(spec.rdzv_handler.get_run_id() or ""))
-    except Exception:  # noqa: BLE001  # the rendezvous handler may be a class of the job
+    except Exception as error:  # the rendezvous handler may be a class of the job
+        if is_from_signal_handler(error):
+            raise
         RECORDER.process.declare_agent()
 
 

@@ -14,6 +14,7 @@ from exporter.errors import DefinitionError
 from exporter.recording.conversion import class_name
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.stat import Stat, create_series
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import Aggregation
@@ -109,7 +110,9 @@ class MetricStats:
         try:
             pair = (group, name)
             (self._records.get(pair) or self._resolve(pair))(value)
-        except Exception:  # noqa: BLE001  # an unhashable group or name
+        except Exception as error:  # an unhashable group or name
+            if is_from_signal_handler(error):
+                raise
             refusal_recorder("name")(value)
 
     def _resolve(self, pair: Pair) -> RecordValue:
@@ -168,10 +171,11 @@ def _recorder_of(stat: Stat, factor: float) -> RecordValue:
 
     def record(value: object) -> None:
         value_type = type(value)
-        try:  # noqa: SIM105  # `suppress` would take a third of the time of a value
+        try:  # `suppress` would take a third of the time of a value
             value = value * factor  # type: ignore[operator]
-        except Exception:  # noqa: BLE001, S110  # a value that is not a number, which the Stat counts
-            pass
+        except Exception as error:  # a value that is not a number, which the Stat counts
+            if is_from_signal_handler(error):
+                raise
         torch = None if value_type is float or value_type is int else sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             stat.add_tensor(value)

@@ -25,6 +25,7 @@ from exporter.recording.events import EVENTS
 from exporter.recording.limits import MAX_STAT_NAME_CHARACTERS
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.stat import REGISTRY
 from exporter.recording.stat import Stat as RecordedStat
 from exporter.recording.values import Aggregation as RecordedAggregation
@@ -306,6 +307,8 @@ def _number(v: Any) -> float:
     try:
         return float(v)
     except Exception as error:  # `__float__` of any class
+        if is_from_signal_handler(error):
+            raise
         raise TypeError(f"a Stat takes a single number, not {type(v).__name__}: {error}") from error
 
 

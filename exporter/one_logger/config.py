@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload, run
 from exporter.errors import OneLoggerError
 from exporter.one_logger.names import ApplicationType, CheckPointStrategy, OneLoggerErrorHandlingStrategy
 from exporter.recording.conversion import safe_repr, to_attribute
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.attributes import assert_that
 from exporter.training.misuse import report
 
@@ -232,7 +233,9 @@ class Settings:
         call = f"{type(self).__name__}.{name}"
         try:
             value = value()
-        except Exception as error:  # noqa: BLE001  # the callable belongs to the job
+        except Exception as error:  # the callable belongs to the job
+            if is_from_signal_handler(error):
+                raise
             report(call, "callable_raised", f"a value, but the callable raised {safe_repr(error)}")
             return None
         if value is None:  # the value is not available yet

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from exporter.one_logger.exporters import Exporter
 from exporter.recording.conversion import class_name as class_name_of
 from exporter.recording.conversion import safe_repr, to_name
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.misuse import report
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def _reporting(rule: str, expected: str) -> Iterator[None]:
     """Report an exception of the block as misuse, and continue."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  # the block runs code of other packages
+    except Exception as error:  # the block runs code of other packages
+        if is_from_signal_handler(error):
+            raise
         _report(rule, f"{expected}: {safe_repr(error)}")
 
 

@@ -11,6 +11,7 @@ from exporter.one_logger.current_observer import current_observer
 from exporter.one_logger.recorders import DefaultRecorder
 from exporter.one_logger.training_recorder import TrainingRecorder, get_recorder
 from exporter.recording.conversion import safe_repr, to_name
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.timing import AnyFunction, within
 from exporter.training import api, kinds
 from exporter.training.attributes import Attributes, SpanName
@@ -115,6 +116,8 @@ def _guarded(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # the recorder may be a class of the job
+        if is_from_signal_handler(error):
+            raise
         observer = current_observer()
         if isinstance(error, OneLoggerError) and observer is not None and observer.settings.propagates:
             raise

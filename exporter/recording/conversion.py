@@ -24,6 +24,7 @@ from exporter.recording.introspection import (
     pairs_of,
     size_of,
 )
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.value_class import Value, value_class
 
 Datum = str | float | int | bool
@@ -85,7 +86,9 @@ def to_scalar(value: object) -> Datum | Unconvertible | None:
         return value  # type: ignore[return-value]  # checked above
     try:
         scalar = _scalar(value, value_type)
-    except Exception:  # noqa: BLE001  # code of the object's class
+    except Exception as error:  # code of the object's class
+        if is_from_signal_handler(error):
+            raise
         scalar = None
     return Unconvertible(safe_repr(value)) if scalar is None else scalar
 
@@ -120,7 +123,9 @@ def to_sample(value: Any) -> float | Rejection:
             return Rejection.NOT_A_NUMBER
     except OverflowError:
         return Rejection.OUT_OF_RANGE
-    except Exception:  # noqa: BLE001  # a class that has the name of a number of numpy
+    except Exception as error:  # a class that has the name of a number of numpy
+        if is_from_signal_handler(error):
+            raise
         return Rejection.NOT_A_NUMBER
     if isfinite(number):
         return number
@@ -137,7 +142,9 @@ def is_asynchronous(value: object) -> bool:
         return False
     try:
         return class_attribute(value_type, "is_ready") is not None or not _in_host_memory(value)
-    except Exception:  # noqa: BLE001  # code of the object's class
+    except Exception as error:  # code of the object's class
+        if is_from_signal_handler(error):
+            raise
         return True
 
 
@@ -210,7 +217,9 @@ def to_attribute(value: object) -> AttributeValue | None:
         return value  # type: ignore[return-value]  # checked above
     try:
         return _attribute_of(value, 0, iter(range(MAX_ITEMS)))  # type: ignore[no-any-return]  # recursive
-    except Exception:  # noqa: BLE001  # code of the object's class
+    except Exception as error:  # code of the object's class
+        if is_from_signal_handler(error):
+            raise
         return f"<{class_name(value)}>"
 
 
@@ -279,7 +288,9 @@ def to_datum(value: object) -> Datum | None:
         if module_of_class(value_type) in _SHOWN_AS_STR:
             return str(value)[:MAX_REPR_CHARACTERS]
         return _repr_of(value, 0, iter(range(MAX_ITEMS)))[:MAX_REPR_CHARACTERS]
-    except Exception:  # noqa: BLE001  # code of the object's class
+    except Exception as error:  # code of the object's class
+        if is_from_signal_handler(error):
+            raise
         return None
 
 
@@ -307,7 +318,9 @@ def to_str(value: object, limit: int = MAX_CONVERTED_CHARACTERS) -> str:
             and size_of(value, value_type) <= MAX_SIZED_ITEMS
         ):
             return str(value)[:limit]
-    except Exception:  # noqa: BLE001  # the job's own `__str__`
+    except Exception as error:  # the job's own `__str__`
+        if is_from_signal_handler(error):
+            raise
         return class_name(value)
     return to_repr(value, limit)
 
@@ -320,7 +333,9 @@ def to_repr(value: object, limit: int = MAX_REPR_CHARACTERS) -> str:
     """
     try:
         return _repr_of(value, 0, iter(range(MAX_ITEMS)))[:limit]
-    except Exception:  # noqa: BLE001  # the job's own `__repr__`
+    except Exception as error:  # the job's own `__repr__`
+        if is_from_signal_handler(error):
+            raise
         return f"<{class_name(value)}>"
 
 
@@ -331,7 +346,9 @@ def to_name(value: object) -> str:
         return value  # type: ignore[return-value]  # checked above
     try:
         name: Any = value.value if issubclass(value_type, enum.Enum) else value  # type: ignore[attr-defined]  # an Enum
-    except Exception:  # noqa: BLE001  # an enumeration with a `value` of its own
+    except Exception as error:  # an enumeration with a `value` of its own
+        if is_from_signal_handler(error):
+            raise
         name = value
     return str.__str__(name) if issubclass(type(name), str) else f"<{class_name(name)}>"
 
@@ -349,7 +366,9 @@ def safe_repr(value: object, limit: int = MAX_SAFE_REPR_CHARACTERS) -> str:
         if issubclass(value_type, BaseException):
             return f"{class_name(value)}: {value}"[:limit]
         return _safe_repr_of(value, 0, iter(range(MAX_ITEMS)))[:limit]
-    except Exception:  # noqa: BLE001  # the exception's own `__str__`
+    except Exception as error:  # the exception's own `__str__`
+        if is_from_signal_handler(error):
+            raise
         return class_name(value) if issubclass(value_type, BaseException) else f"<{class_name(value)}>"
 
 

@@ -22,6 +22,7 @@ from exporter.recording.limits import (
     MAX_STAT_LABELS,
     MAX_STAT_NAME_CHARACTERS,
 )
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.values import Aggregation, StatDefinition
 
 UNITS = (
@@ -76,6 +77,8 @@ def unreadable_values() -> Iterator[None]:
     except DefinitionError:
         raise
     except Exception as error:
+        if is_from_signal_handler(error):
+            raise
         text = f"an argument cannot be read: {safe_repr(error)}"
         raise DefinitionError(text, field="", found=None, allowed="values that can be read") from error
 

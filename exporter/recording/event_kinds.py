@@ -26,6 +26,7 @@ from exporter.recording.event_values import (
 from exporter.recording.handle import Handle
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import EventsReading
 from exporter.recording.worker import Counter
@@ -198,13 +199,16 @@ class KindTable:
         """Return True if an event of this type and severity would be recorded. Used to skip the computation of expensive data."""
         try:
             return self._kinds[type, severity].enabled
-        except Exception:  # noqa: BLE001, S110  # a new kind, or an unhashable type
-            pass
+        except Exception as error:  # a new kind, or an unhashable type
+            if is_from_signal_handler(error):
+                raise
         try:
             return self.kind(
                 to_str(type, MAX_EVENT_NAME_CHARACTERS), find_severity(severity) or "info"
             ).enabled
-        except Exception:  # noqa: BLE001  # conversion runs code of the job
+        except Exception as error:  # conversion runs code of the job
+            if is_from_signal_handler(error):
+                raise
             return self.is_recording
 
     def limit(

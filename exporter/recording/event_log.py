@@ -32,6 +32,7 @@ from exporter.recording.event_values import (
 )
 from exporter.recording.handle import ANSWER_SECONDS, Adapter, Handle, name_of
 from exporter.recording.identity import Process, clean_text
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.values import EventsReading, ProcessIdentity
 from exporter.recording.worker import end_all
 
@@ -145,7 +146,9 @@ class EventLog(KindTable):
                 parents,
             )
             self.record(kind, raw, event_time, payload=payload)
-        except Exception as error:  # noqa: BLE001  # an argument may raise at any access
+        except Exception as error:  # an argument may raise at any access
+            if is_from_signal_handler(error):
+                raise
             self._refuse(type if _class_of(type) is str else UNNAMED_TYPE, safe_repr(error))
 
     def _checked(
@@ -155,8 +158,12 @@ class EventLog(KindTable):
         try:
             return check(value)
         except (TypeError, ValueError) as error:
+            if is_from_signal_handler(error):
+                raise
             self._refuse(type, str(error))
-        except Exception as error:  # noqa: BLE001  # an iterator or a property of the job
+        except Exception as error:  # an iterator or a property of the job
+            if is_from_signal_handler(error):
+                raise
             self._refuse(type, safe_repr(error))
         return default
 
@@ -383,7 +390,9 @@ class EventLog(KindTable):
         """Add the data that *payload* returns to an event. Arguments of `log` take precedence. Never raises."""
         try:
             payload_data = convert_data(payload(), lambda name: self._refuse(raw.type, f"the value {name!r}"))
-        except Exception as error:  # noqa: BLE001  # the function belongs to the job
+        except Exception as error:  # the function belongs to the job
+            if is_from_signal_handler(error):
+                raise
             self._refuse(raw.type, f"its payload, {safe_repr(error)}")
             return
         raw.data = {**payload_data, **raw.data}

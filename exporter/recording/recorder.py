@@ -2,8 +2,8 @@
 
 Runs in the training process. The thread starts with the first Stat, event, block or handler. It runs no code of the job, and
 releases the interpreter lock between pieces of work of about 0.4 ms. A final recording is written at a normal exit and after an
-uncaught exception. The recording thread does all writes, because a write can block for as long as the file system does. The threads of
-the job wait for a write at most until a timeout.
+uncaught exception. The recording thread does the work of a flush and all writes, because a write can block for as long as the file system
+does. The threads of the job wait at most until a timeout.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from exporter.recording.identity import Process, local_rank, number_within
 from exporter.recording.interfaces import PeriodicTask, Sink, TrainingSource
 from exporter.recording.notices import NOTICES, log_once
 from exporter.recording.passive import PassiveStats
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.stat_cycle import StatCycle
 from exporter.recording.stat_state import BUFFER_SAMPLES, StatState
 from exporter.recording.stat_table import StatTable
@@ -48,7 +49,7 @@ CHILD_FLUSH_SECONDS = 0.25
 are often ended by SIGTERM, and then lose the samples since the last flush."""
 EXIT_SECONDS = 2.0
 """Time limit of the shutdown: periodic tasks, handlers, span exporters and the final write."""
-TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS, AGGREGATION_SECONDS = 1.5, 1.6, 1.75, 1.85
+TASKS_SECONDS, HANDLERS_SECONDS, SPANS_SECONDS = 1.5, 1.6, 1.75
 """Deadlines of the parts, relative to the start of the shutdown. The remaining time is for the final write."""
 EXIT_SWITCH_SECONDS = 0.0005
 """Thread switch interval of the interpreter during the shutdown."""
@@ -112,6 +113,7 @@ class Recorder:
         self._has_ended = (
             False  # True once the last recording of the process is aggregated, and no recording follows
         )
+        self._is_shutting_down = False
         self._is_closed = False  # True after the shutdown, when nothing more is written
         self.started_at = time()
         self._gpus = ProcessGpus()
@@ -138,21 +140,14 @@ class Recorder:
     # Called by the job's threads -------------------------------------------------------------------------
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Aggregate the samples of Stats with window handlers, on the caller's thread. Return False after the timeout."""
-        return self.thread.run_exclusively(
-            lambda: self._cycle.drain(lambda state: state.window_handlers), timeout_seconds
-        )
+        """Aggregate the samples of Stats with window handlers. Return False after the timeout."""
+        if not any(state.window_handlers for state in self.stats.states()):
+            return True
+        return self._work(lambda: self._cycle.drain(lambda state: state.window_handlers), timeout_seconds)
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Aggregate a recording on the caller's thread, and wait until it is written.
-
-        Returns False after the timeout, and if the write failed.
-        """
-        deadline = monotonic() + timeout_seconds
-        is_aggregated = self.thread.run_exclusively(
-            lambda: self._publish(is_identity_ending=False), timeout_seconds
-        )
-        return is_aggregated and self._await_write(max(deadline - monotonic(), 0.0))
+        """Aggregate and write a recording. Return False after the timeout, and if the write failed."""
+        return self._work(lambda: self._publish(is_identity_ending=False), timeout_seconds, writes=True)
 
     def flush_soon(self) -> None:
         """Request an immediate flush by the recording thread, for example after a checkpoint."""
@@ -178,10 +173,13 @@ class Recorder:
         return is_written
 
     def shutdown(self) -> None:
-        """Write the final recording, and end the thread, within about `EXIT_SECONDS`. Later calls are ignored."""
-        if self.thread.is_stopping:
+        """Write the final recording, and end the thread, within about `EXIT_SECONDS`.
+
+        Later calls are ignored, unless an exception of a signal handler has ended the first call. The call at the exit then continues.
+        """
+        if self._is_shutting_down or self._is_closed:
             return
-        self.thread.is_stopping = True
+        self._is_shutting_down = self.thread.is_stopping = True
         switch_interval = sys.getswitchinterval()
         # With the default interval, a busy daemon thread of the job would delay each system call of the shutdown by 5 ms.
         sys.setswitchinterval(EXIT_SWITCH_SECONDS)
@@ -189,6 +187,7 @@ class Recorder:
             self._shut_down(monotonic())
         finally:
             sys.setswitchinterval(switch_interval)
+            self._is_shutting_down = False
 
     def _shut_down(self, start: float) -> None:
         """End the parts of the recorder in order. Each part has a deadline relative to the monotonic time *start*."""
@@ -201,11 +200,9 @@ class Recorder:
                 _attempt(wait, start + TASKS_SECONDS - monotonic(), "exit")
         _attempt(self.events.close, start + HANDLERS_SECONDS - monotonic())
         _attempt(partial(end_all, [self._passive], seconds=0.1, reason="exit"))
-        is_aggregated = self.thread.run_exclusively(
-            lambda: self._publish_last(start), max(start + AGGREGATION_SECONDS - monotonic(), 0.1)
-        )
-        self._await_write(max(start + EXIT_SECONDS - monotonic(), 0.1))
-        if not is_aggregated or self._unwritten.latest() is not None:
+        ending, remaining_seconds = _ending(time()), max(start + EXIT_SECONDS - monotonic(), 0.1)
+        self._work(lambda: self._publish_last(start, ending), remaining_seconds, writes=True)
+        if not self._has_ended or self._unwritten.latest() is not None:
             log_once(
                 "final write",
                 f"the samples since the last snapshot are lost: the final snapshot was not written within {EXIT_SECONDS:g} s of the"
@@ -224,7 +221,7 @@ class Recorder:
         """Start a new recording for a changed identity, now or after the current work of the recording thread."""
         self.events.forget_identity()
         self._is_renewal_requested = True
-        self.thread.run_exclusively(self._renew, RENEW_SECONDS)
+        self._work(self._renew, RENEW_SECONDS)
         self.thread.wake()  # for the write
 
     def reset(self) -> None:
@@ -257,7 +254,29 @@ class Recorder:
             or (self._training is not None and self._training.in_use())
         )
 
-    def _publish_last(self, start: float) -> None:
+    def _work(self, work: Callable[[], object], timeout_seconds: float, *, writes: bool = False) -> bool:
+        """Let the recording thread do work; while this thread writes, and without this thread, work on the caller's thread.
+
+        With *writes*, the recording thread then writes the queue. Returns False after the timeout, if *work* raises or returns False, and if
+        the write failed.
+        """
+        deadline = monotonic() + timeout_seconds
+
+        def work_and_write() -> bool:
+            return self.thread.run_exclusively(work, remaining_seconds()) and write()
+
+        def write() -> bool:
+            return not writes or self._unwritten.write_all(remaining_seconds())
+
+        def remaining_seconds() -> float:
+            return max(deadline - monotonic(), 0.0)
+
+        if not self._unwritten.is_writing():
+            return self.thread.call(work_and_write, timeout_seconds)
+        is_done = self.thread.run_exclusively(work, timeout_seconds)
+        return is_done and self.thread.call(write, remaining_seconds())
+
+    def _publish_last(self, start: float, ending: Ending | None) -> None:
         """Queue the final recording if the recorder is in use. No recording is queued afterwards."""
         if self._in_use() and not self._has_ended:
             self._renew()
@@ -265,19 +284,8 @@ class Recorder:
                 self._training.update_totals(is_identity_ending=True)
                 # Closed before the final recording, which includes the number of records that the span exporters dropped.
                 self._training.close_span_exporters(max(start + SPANS_SECONDS - monotonic(), 0.1))
-            self._publish(is_identity_ending=True, is_process_ending=True)
+            self._publish(is_identity_ending=True, is_process_ending=True, ending=ending)
         self._has_ended = True
-
-    def _await_write(self, timeout_seconds: float) -> bool:
-        """Wait until the recording thread has written the queued recordings; without this thread, write them on the caller's thread.
-
-        Returns False if the latest write failed, and after the timeout.
-        """
-        if not self.thread.is_running():
-            return self._unwritten.write_all(timeout_seconds)
-        request = self._unwritten.request_write()
-        self.thread.wake()
-        return request.wait(timeout_seconds) and request.is_written
 
     def _renew(self) -> None:
         """Start a requested new recording: queue the final recording of the old identity, and restart all counts at zero.
@@ -340,6 +348,7 @@ class Recorder:
         self.thread.run_exclusively(self._apply_changed_rules)
         last_flush = monotonic()
         while self._sleep_until(next_flush := last_flush + self._interval_seconds()):
+            self.thread.run_calls()
             if self._is_flush_requested or monotonic() >= next_flush:
                 self._is_flush_requested = False
                 self.thread.run_exclusively(self._flush_cycle)
@@ -347,8 +356,8 @@ class Recorder:
             else:
                 self.thread.run_exclusively(self._tick_cycle)
             self._unwritten.write_all(0.0)
-        while not self._is_closed:  # the thread that exits queues the final recording
-            self._unwritten.write_all(0.0)
+        while not self._is_closed:  # the shutdown calls for the final recording
+            self.thread.run_calls()
             self.thread.wait_for_wake()
         if self._sink is not None:
             self._sink.close()
@@ -390,7 +399,12 @@ class Recorder:
         self._cycle.drain(lambda state: len(state.buffer) > HIGH_WATER_SAMPLES, TICK_SECONDS)
 
     def _publish(
-        self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
+        self,
+        *,
+        is_identity_ending: bool,
+        is_process_ending: bool = False,
+        ending: Ending | None = None,
+        within_seconds: float = inf,
     ) -> bool:
         """Aggregate a recording and queue it for the feed. Return False if the queue is full, and after the last recording of the process.
 
@@ -401,6 +415,7 @@ class Recorder:
         recording = self._aggregate(
             is_identity_ending=is_identity_ending,
             is_process_ending=is_process_ending,
+            ending=ending,
             within_seconds=within_seconds,
         )
         # Before the first recording, the job may still change its environment.
@@ -410,12 +425,17 @@ class Recorder:
         return self._unwritten.add(UnwrittenRecording(recording, self._recorded_identity))
 
     def _aggregate(
-        self, *, is_identity_ending: bool, is_process_ending: bool = False, within_seconds: float = inf
+        self,
+        *,
+        is_identity_ending: bool,
+        is_process_ending: bool = False,
+        ending: Ending | None = None,
+        within_seconds: float = inf,
     ) -> Recording:
         """Aggregate the recorded data, and claim the rank if the data requires it.
 
-        *is_identity_ending* is True for the last recording of the identity. *is_process_ending* is True for the last recording of the process;
-        this recording contains the exception that ends the process. Buffers that are not drained after *within_seconds* are drained by the
+        *is_identity_ending* is True for the last recording of the identity. *is_process_ending* is True for the last recording of the process,
+        and *ending* is the exception that ends the process. Buffers that are not drained after *within_seconds* are drained by the
         next call.
         """
         training = self._training
@@ -435,7 +455,7 @@ class Recorder:
             is_identity_ending,
             self.events.reading(),
             None if training is None else self._with_session_tag(training.training_reading()),
-            _ending(wall) if is_process_ending else None,
+            ending,
             self.stats.refused_stats,
             self._gpus.read(os.environ, local_rank(), is_identity_ending=is_identity_ending),
         )
@@ -492,7 +512,9 @@ def _attempt(work: Callable[..., _T], *arguments: Any) -> _T | None:
     """Return the result of a part of the shutdown, or None if the part raises. The exception is logged once."""
     try:
         return work(*arguments)
-    except Exception as error:  # noqa: BLE001  # a defect must not reach the job or prevent the final recording
+    except Exception as error:  # a defect must not reach the job or prevent the final recording
+        if is_from_signal_handler(error):
+            raise
         log_once(f"shutdown {safe_repr(error)}", f"a defect in the shutdown: {safe_repr(error)}")
         return None
 

@@ -13,6 +13,7 @@ from math import isfinite
 from exporter.recording.conversion import Rejection, to_sample
 from exporter.recording.exponential import count_into
 from exporter.recording.handle import Handle
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.tensors import TensorReader
 from exporter.recording.values import Aggregation, StatDefinition, StatReading, WindowReading
 from exporter.recording.windows import DoubleDoubleSum, Window
@@ -180,8 +181,9 @@ class StatState:
                 samples = batch if kinds == {float} else list(map(float, batch))  # type: ignore[arg-type]  # all plain numbers
                 if all(map(isfinite, samples)):  # type: ignore[arg-type]  # all plain numbers
                     return samples  # type: ignore[return-value]  # all floats
-        except Exception:  # noqa: BLE001, S110  # an int too large for a float, or code of a metaclass
-            pass
+        except Exception as error:  # an int too large for a float, or code of a metaclass
+            if is_from_signal_handler(error):
+                raise
         accepted_samples: list[float] = []
         foreign_objects: list[object] = []
         while batch:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exporter.recording.conversion import is_asynchronous, to_number
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.value_class import Value, value_class
 
 MAX_COPIES = 16
@@ -70,7 +71,9 @@ class TensorReader:
         """Record the value of a torch tensor or JAX array of one element. Never raises and never waits for a device."""
         try:
             reason = self._record(tensor)
-        except Exception:  # noqa: BLE001  # an exception of torch must not reach the training loop
+        except Exception as error:  # an exception of torch must not reach the training loop
+            if is_from_signal_handler(error):
+                raise
             reason = "error"
         if reason is not None:
             self._refuse(reason)
@@ -92,7 +95,9 @@ class TensorReader:
                     self._refuse("not_a_number")
                 else:
                     self._add(value)
-        except Exception:  # noqa: BLE001  # after an error of CUDA, further calls of CUDA raise too
+        except Exception as error:  # after an error of CUDA, further calls of CUDA raise too
+            if is_from_signal_handler(error):
+                raise
             for _ in range(len(pending)):
                 pending.popleft()
                 self._refuse("error")

@@ -1,22 +1,20 @@
 """Write queue: recordings that are aggregated and not written to the feed yet.
 
 A write can block for as long as the file system does. Therefore no lock of the recording is held during a write: samples are
-aggregated, and the identity of the process changes, while the recording thread writes. A thread of the job requests a write and waits
-for a limited time.
+aggregated, and the identity of the process changes, while another thread writes.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import SignalSafeLock, is_from_signal_handler
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import ProcessIdentity, Recording
-from exporter.recording.worker import Marker
 
 MAX_RECORDINGS = 16
 """Capacity of the queue, which fills up only if the job changes its identity again and again during a write that hangs."""
@@ -28,23 +26,6 @@ class UnwrittenRecording(Value):
 
     recording: Recording
     identity: ProcessIdentity
-
-
-class WriteRequest(Marker):
-    """Request to write the recordings that are queued at the time of the request.
-
-    Attributes:
-        is_written: True if the latest of these recordings was written; False before the completion.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(ends_thread=False)
-        self.is_written = False
-
-    def complete(self, *, is_written: bool) -> None:
-        """Set the result and end the waits."""
-        self.is_written = is_written
-        self.set()
 
 
 class WriteQueue:
@@ -66,14 +47,17 @@ class WriteQueue:
         # No lock guards the queue, because a signal handler that interrupts the holder could flush. A single thread appends, within
         # `RecordingThread.run_exclusively`, and a single thread removes, which holds the write lock.
         self._queue: deque[UnwrittenRecording] = deque()
-        self._requests: deque[WriteRequest] = deque()
-        self._write_lock = threading.Lock()
+        self._write_lock = SignalSafeLock()
         self._current: UnwrittenRecording | None = None  # recording that is being written
         self._is_written = True  # result of the latest write
 
     def is_full(self) -> bool:
         """Return True if the queue accepts no recording."""
         return len(self._queue) >= MAX_RECORDINGS
+
+    def is_writing(self) -> bool:
+        """Return True while a thread writes."""
+        return self._current is not None
 
     def latest(self) -> UnwrittenRecording | None:
         """Return the latest recording that is not written yet, or None."""
@@ -95,39 +79,34 @@ class WriteQueue:
         self._queue.append(recording)
         return True
 
-    def request_write(self) -> WriteRequest:
-        """Return a request that the next call of `write_all` completes. Never waits."""
-        request = WriteRequest()
-        self._requests.append(request)
-        return request
-
     def write_all(self, timeout_seconds: float) -> bool:
-        """Write the recordings that are queued now on the caller's thread, and complete the requests. Later ones are left to the next call.
+        """Write the recordings that are queued now on the caller's thread. Later ones are left to the next call.
 
         Returns False if the latest write failed, and if another thread still writes after the timeout.
         """
         write_lock = self._write_lock  # a fork during the write replaces the attribute
-        if not write_lock.acquire(timeout=timeout_seconds):
-            return False
-        requests = [self._requests.popleft() for _ in range(len(self._requests))]
         try:
-            self._write_queued()
-        except Exception as error:  # noqa: BLE001  # a defect must not end the thread or reach the job
+            return bool(write_lock.run(self._write_queued, timeout_seconds))
+        except Exception as error:  # a defect must not end the thread or reach the job
+            if is_from_signal_handler(error):
+                raise
             log_once(f"defect {safe_repr(error)}", f"a defect in the recording: {safe_repr(error)}")
             self._is_written = False
+            return False
+
+    def _write_queued(self) -> bool:
+        """Write the queued recordings, and return the result of the latest write.
+
+        A recording that a later recording of its identity replaces is skipped.
+        """
+        # If each write takes longer than the flush interval, the queue is never empty, and a thread of the job would write forever.
+        try:
+            for remaining in reversed(range(len(self._queue))):
+                # Set before the removal, so that `latest` returns a recording meanwhile. `add` may replace it before the removal.
+                self._current = self._queue[0]
+                self._current = self._queue.popleft()
+                if self._current.recording.final or not remaining:
+                    self._is_written = self._write(self._current)
         finally:
             self._current = None
-            write_lock.release()
-            for request in requests:
-                request.complete(is_written=self._is_written)
         return self._is_written
-
-    def _write_queued(self) -> None:
-        """Write the queued recordings. A recording that a later recording of its identity replaces is skipped."""
-        # If each write takes longer than the flush interval, the queue is never empty, and a thread of the job would write forever.
-        for remaining in reversed(range(len(self._queue))):
-            # Set before the removal, so that `latest` returns a recording meanwhile. `add` may replace it before the removal.
-            self._current = self._queue[0]
-            self._current = self._queue.popleft()
-            if self._current.recording.final or not remaining:
-                self._is_written = self._write(self._current)

@@ -15,6 +15,7 @@ from typing import Any
 from exporter.errors import OneLoggerError
 from exporter.recording.conversion import AttributeValue as AttributeValue  # noqa: PLC0414  # part of this module's public names
 from exporter.recording.conversion import safe_repr, to_attribute, to_name
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.misuse import report
 
 SpanName = enum.Enum | str
@@ -172,8 +173,9 @@ class Attributes(dict[str, Attribute]):
         try:
             if value is None or isinstance(value, Mapping):
                 return cls(value)
-        except Exception:  # noqa: BLE001, S110  # the mapping may be of a class of the job
-            pass
+        except Exception as error:  # the mapping may be of a class of the job
+            if is_from_signal_handler(error):
+                raise
         report("Attributes", "no_attributes", f"Attributes, not {safe_repr(value)}")
         return cls()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from exporter.recording.signal_safety import is_from_signal_handler
+
 _CLASSES = {
     "user": ("KeyboardInterrupt",),
     "gpu_memory": ("OutOfMemoryError",),
@@ -41,7 +43,9 @@ def reason_of(exception: BaseException) -> str:
         if isinstance(exception, OSError) and exception.errno in _STORAGE:
             return "storage"
         text = str(exception) if isinstance(exception, RuntimeError) else ""
-    except Exception:  # noqa: BLE001  # `__str__` of the job's own exception class, or an `errno` that cannot be hashed
+    except Exception as error:  # `__str__` of the job's own exception class, or an `errno` without a hash
+        if is_from_signal_handler(error):
+            raise
         text = ""
     reasons = (reason for reason, parts in _TEXTS.items() if any(part in text for part in parts))
     return next(reasons, "exit")

@@ -18,6 +18,7 @@ from typing import Any
 
 from exporter.recording.identity import number_within
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.kinds import ITERATIONS, BlockKind
 from exporter.training.metrics import Families
 from exporter.training.phases import PHASES
@@ -182,7 +183,9 @@ class GpuTimer:
             # At every 16th event, because reading a device that has not completed the oldest event is in vain.
             if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
-        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
+        except Exception as error:  # the job's own CUDA calls raise the same error
+            if is_from_signal_handler(error):
+                raise
             self._fail(error)
         self._cost_seconds += min(perf_counter() - start_time, MAX_COST_SECONDS)
         return None
@@ -208,7 +211,9 @@ class GpuTimer:
                     if self._current_step is not None:
                         self.completed_steps.append(self._current_step)
                     self._current_step = TimedStep() if recorded_event.reason is EventReason.BEGIN else None
-        except Exception as error:  # noqa: BLE001  # the job's own CUDA calls raise the same error
+        except Exception as error:  # the job's own CUDA calls raise the same error
+            if is_from_signal_handler(error):
+                raise
             self._fail(error)
 
     def _forget(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from exporter.recording.conversion import safe_repr, to_scalar
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.misuse import report
 
 
@@ -30,7 +31,9 @@ def _target_as_int(target: object, call_name: str, name: str) -> int | None:
     # The last argument of `report` completes the message "expected …".
     try:
         number = to_scalar(target() if callable(target) else target)
-    except Exception as error:  # noqa: BLE001  # the callable belongs to the job
+    except Exception as error:  # the callable belongs to the job
+        if is_from_signal_handler(error):
+            raise
         report(
             call_name, "callable_raised", f"{name} to be a number, but its callable raised {safe_repr(error)}"
         )

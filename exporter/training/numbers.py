@@ -11,6 +11,7 @@ from functools import partial
 from math import isfinite, isnan
 
 from exporter.recording.conversion import is_asynchronous, safe_repr, to_scalar
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.tensors import TensorReader
 from exporter.training.metrics import MAX_AMOUNT, to_amount
 from exporter.training.misuse import report
@@ -108,7 +109,9 @@ class Numbers:
         for (field, _), tensors in list(self._tensors.items()):
             try:
                 tensors.collect()
-            except Exception:  # noqa: BLE001, PERF203  # any error of CUDA
+            except Exception as error:  # noqa: PERF203  # any error of CUDA
+                if is_from_signal_handler(error):
+                    raise
                 _report_tensor(field, "error")
 
     def refuse_unread_tensors(self, *, is_process_ending: bool) -> None:

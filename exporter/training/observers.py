@@ -8,6 +8,7 @@ from typing import Any
 from exporter.errors import OneLoggerError
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training import kinds
 from exporter.training.kinds import BlockKind
 from exporter.training.misuse import report
@@ -76,7 +77,9 @@ class Observers:
             except OneLoggerError:  # noqa: PERF203  # without *propagates*, the other observers are called
                 if propagates:
                     raise
-            except Exception as error:  # noqa: BLE001  # a defect of an observer must not reach the job
+            except Exception as error:  # a defect of an observer must not reach the job
+                if is_from_signal_handler(error):
+                    raise
                 report("observer", "raised", "no exception from an observer")
                 log_once(f"observer {error!r}", f"a defect in an observer of training: {error!r}")
         return results

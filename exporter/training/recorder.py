@@ -15,6 +15,7 @@ from typing import Protocol
 
 from exporter.recording.conversion import AttributeValue
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import SignalSafeLock, is_from_signal_handler
 from exporter.recording.values import StatReading, TrainingReading
 from exporter.training import kinds
 from exporter.training.attributes import TracingTimestamp
@@ -93,7 +94,7 @@ class TrainingRecording:
 
     def _initialize(self, began: float) -> None:
         """Set the initial state. *began* is the monotonic time from which the phases are counted."""
-        self._lock = threading.Lock()
+        self._lock = SignalSafeLock()
         self.gpu = GpuTimer(self._environment)
         self.spans = CurrentSpan()
         self.clock.restart(began)
@@ -117,10 +118,13 @@ class TrainingRecording:
 
     def reset(self) -> None:
         """Count from zero. Open blocks stay open, and records in the queue are applied later."""
-        with self._lock:
-            self.clock.reset(monotonic())
-            self.numbers.reset(self._state.progress.published_totals)
-            self._state.reset()
+        self._lock.run(self._reset)
+
+    def _reset(self) -> None:
+        """Count from zero. The caller holds the lock."""
+        self.clock.reset(monotonic())
+        self.numbers.reset(self._state.progress.published_totals)
+        self._state.reset()
 
     def after_fork(self) -> None:
         """Restart in a forked child, without the parent's records, open blocks and configuration."""
@@ -225,12 +229,7 @@ class TrainingRecording:
 
     def _apply_many(self) -> None:
         """Apply the queued records on the job's thread, unless another thread is applying records."""
-        lock = self._lock
-        if lock.acquire(blocking=False):
-            try:
-                self._apply(len(self.records))
-            finally:
-                lock.release()
+        self._lock.run(lambda: self._apply(len(self.records)), 0.0)
 
     def describe(
         self, values: Mapping[str, object], parameters: Mapping[str, AttributeValue | None] | None = None
@@ -263,7 +262,9 @@ class TrainingRecording:
         """Return the policy for a save that starts now; the default policy if the function of `set_save_policy` fails."""
         try:
             policy = None if self.save_policy is None else self.save_policy()
-        except Exception:  # noqa: BLE001  # the function belongs to an observer
+        except Exception as error:  # the function belongs to an observer
+            if is_from_signal_handler(error):
+                raise
             policy = None
         return policy or SavePolicy()
 
@@ -314,23 +315,19 @@ class TrainingRecording:
         """Return True if the job has reported a phase, a step or a number."""
         return self.is_training or self.numbers.is_used or self.clock.has_entries()
 
-    def _apply(self, max_records: int) -> None:
-        """Apply the oldest records. The caller holds the lock."""
+    def _apply(self, max_records: int) -> bool:
+        """Apply the oldest records, and return True. The caller holds the lock."""
         state, records = self._state, self.records
         state.wall_clock_offset = time() - monotonic()
         state.apply([records.popleft() for _ in range(min(max_records, len(records)))])
+        return True
 
     def drain(self) -> None:
         """Apply the records that are queued at the call. Return early if another thread holds the lock for a second."""
         remaining_records = len(self.records)
         while remaining_records > 0:
-            lock = self._lock
-            if not lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+            if not self._lock.run(lambda: self._apply(BATCH_RECORDS), LOCK_TIMEOUT_SECONDS):
                 return
-            try:
-                self._apply(BATCH_RECORDS)
-            finally:
-                lock.release()
             remaining_records -= BATCH_RECORDS
             RECORDER.thread.yield_gil()
 
@@ -342,12 +339,9 @@ class TrainingRecording:
 
     def stat_readings(self) -> Sequence[StatReading]:
         """Return the current readings of all series, or the previous readings if the lock is held for a second."""
-        lock = self._lock  # a fork replaces the lock
-        if lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            try:
-                self._series = self._publish()
-            finally:
-                lock.release()
+        series = self._lock.run(self._publish, LOCK_TIMEOUT_SECONDS)
+        if series is not None:
+            self._series = series
         return self._series
 
     def _publish(self) -> Sequence[StatReading]:
@@ -381,13 +375,13 @@ class TrainingRecording:
         is otherwise absent after the training loop.
         """
         self.drain()
-        lock = self._lock
-        if is_identity_ending and lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            try:
-                self._state.progress.count_expected()
-                self._state.progress.is_over = False
-            finally:
-                lock.release()
+        if is_identity_ending:
+            self._lock.run(self._end_progress, LOCK_TIMEOUT_SECONDS)
+
+    def _end_progress(self) -> None:
+        """Count the configured numbers of the latest step, and publish the time of the last progress. The caller holds the lock."""
+        self._state.progress.count_expected()
+        self._state.progress.is_over = False
 
 
 def is_inferred_iteration(entry: StackEntry) -> bool:

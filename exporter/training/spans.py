@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from exporter.errors import OneLoggerError
 from exporter.recording.conversion import AttributeValue, safe_repr, to_name
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.training.attributes import (
     Attribute,
     Attributes,
@@ -137,7 +138,9 @@ class ErrorEvent(Event):
             kind = type(exception).__name__
             try:
                 text = str(exception) or repr(exception)
-            except Exception:  # noqa: BLE001  # the user's own `__str__`
+            except Exception as error:  # the user's own `__str__`
+                if is_from_signal_handler(error):
+                    raise
                 text = kind
             if exception.__traceback__ is not None and not exception_traceback:
                 exception_traceback = "".join(traceback.format_exception(exception))[

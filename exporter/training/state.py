@@ -15,6 +15,7 @@ from exporter.recording.event_values import RawEvent
 from exporter.recording.identity import clean_text
 from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.value_class import Value, value_class
 from exporter.recording.values import TrainingReading
 from exporter.training.checkpoints import Checkpoints, Save, Work
@@ -153,7 +154,9 @@ class TrainingState:
                 handle = self._handlers[record_type]
                 for record in group:
                     handle(record)
-            except Exception as error:  # noqa: BLE001  # a defect must not stop the recording thread
+            except Exception as error:  # a defect must not stop the recording thread
+                if is_from_signal_handler(error):
+                    raise
                 log_once(f"record {error!r}", f"a defect in the recording of training: {error!r}")
 
     def reset(self) -> None:

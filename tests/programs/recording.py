@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import exporter
@@ -368,3 +369,52 @@ def stop_and_continue() -> None:
     subprocess.run(["sh", "-c", f"(sleep 0.3; {stop}; sleep 2; {resume}) &"], check=True)
     time.sleep(3)
     os._exit(0)
+
+
+class _Datum:
+    """Object whose text the exporter reads."""
+
+    def __str__(self) -> str:
+        return "datum"
+
+
+def interrupt_calls(name: str) -> None:
+    """Print the number of exceptions of signal handlers that a call did not raise, and True if the process still records.
+
+    A handler interrupts the call 300 times.
+    """
+
+    def train() -> None:
+        with training.training_iteration(), training.model_forward():
+            pass
+
+    run_number = count()
+    calls: dict[str, Callable[[], object]] = {
+        "log": lambda: log(
+            "event", str(next(run_number)), datum=_Datum(), payload=lambda: {"datum": _Datum()}
+        ),
+        "create_stat": lambda: Stat(f"train.s{next(run_number) % 50}", ["mean"]).add(1.0),
+        "record": lambda: training.record(loss=1.0),
+        "train": train,
+        "flush": flush,
+        "configure": lambda: exporter.configure(run=f"run{next(run_number) % 5}"),
+    }
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise LookupError
+
+    loss = Stat("train.loss", ["mean"])
+    loss.add(1.0)
+    signal.signal(signal.SIGALRM, interrupt)
+    swallowed = 0
+    for number in range(300):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + number % 17 * 5e-5)
+            end = time.monotonic() + 60
+            while signal.getitimer(signal.ITIMER_REAL)[0] > 0 and time.monotonic() < end:
+                calls[name]()
+            time.sleep(0.001)
+            swallowed += 1
+        except LookupError:
+            pass
+    print(swallowed, flush(60))

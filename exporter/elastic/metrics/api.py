@@ -18,6 +18,7 @@ from typing import Any, overload
 from exporter.elastic import bridge
 from exporter.elastic.families import STATS, refusal_recorder
 from exporter.recording.notices import log_once
+from exporter.recording.signal_safety import is_from_signal_handler
 from exporter.recording.timing import AnyFunction, within
 
 __all__ = [
@@ -106,7 +107,9 @@ class MetricStream:
         STATS.record(group, metric_name, metric_value)
         try:
             handlers = _handlers.get(group, _handlers[None]) if self.handler is None else (self.handler,)
-        except Exception:  # noqa: BLE001  # an unhashable group, whose value was refused
+        except Exception as error:  # an unhashable group, whose value was refused
+            if is_from_signal_handler(error):
+                raise
             return
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
