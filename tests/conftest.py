@@ -7,8 +7,10 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,14 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Evaluate the panels that a test checks, at the end of the test."""
+    panel_support = sys.modules.get("panel_support")  # imported by the tests of panels
+    with panel_support.evaluated_panels() if panel_support else nullcontext():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

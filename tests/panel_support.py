@@ -6,13 +6,15 @@ then 41 samples with the value 0. Columns with a clock time have Unix millisecon
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dashboards_support import BUILTIN_VALUES, MODELS, SELECTED_VALUES, all_queries, fill_variables
-from rules_support import promtool, rules_needed_by
+from rules_support import promtool, rules_needed_by, without_empty_operands
 
 from dashboards.board import all_panels
 
@@ -40,7 +42,7 @@ def assert_panel(
     minutes: float = 15,
     selected: dict[str, str] | None = None,
 ) -> None:
-    """Check the values of a query of a panel or of a variable.
+    """Check the values of a query of a panel or of a variable, at the end of the test.
 
     The time range of a plot starts at 0.
 
@@ -84,7 +86,7 @@ def assert_queries(
     minutes: float = 15,
     selected: dict[str, str] | None = None,
 ) -> None:
-    """Check the values of several queries of a panel, by the reference of the query, in one evaluation.
+    """Check the values of several queries of a panel, by the reference of the query, at the end of the test.
 
     The other arguments are those of `assert_panel`.
     """
@@ -113,35 +115,89 @@ def assert_queries(
     build_infos = {
         name.replace("up{", "exporter_build_info{", 1): "1 stale" for name in series if name.startswith("up{")
     }
-    eval_time = f"{60 * minutes:.0f}s"
-    case = {
-        "interval": "15s",
-        "input_series": [
-            {"series": name, "values": values} for name, values in (build_infos | series).items()
-        ],
-        "promql_expr_test": [
-            {
-                "expr": f"round({factor} * ({expressions[query_id]}))".replace("@ start()", "@ 0"),
-                "eval_time": eval_time,
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
-            }
-            for query_id, expected in expected_by_query.items()
-        ],
-    }
-    needed = rules_needed_by(expressions.values(), [name.partition("{")[0] for name in build_infos | series])
-    group = {"name": "rules", "rules": [rule.body for rule in needed.rules]}
-    (tmp_path / "rules.json").write_text(json.dumps({"groups": [group]}), encoding="utf-8")
-    path = tmp_path / "case.json"  # JSON is valid YAML
-    # Without a rule that reads an earlier result, an evaluation at the end suffices.
-    interval = "15s" if needed.need_history or not minutes else eval_time
-    path.write_text(
-        json.dumps({"rule_files": ["rules.json"], "evaluation_interval": interval, "tests": [case]}),
-        encoding="utf-8",
-    )
+    case = _Case(tmp_path, build_infos | series, minutes)
+    for query_id, expected in expected_by_query.items():
+        expression = f"round({factor} * ({expressions[query_id]}))".replace("@ start()", "@ 0")
+        samples = [{"labels": labels, "value": value} for labels, value in expected.items()]
+        case.queries.append(_Query(f"{dashboard}, {panel}, {query_id}", expression, samples))
+    _pending_cases.append(case)
 
-    completed = promtool("test", "rules", path)
 
-    assert completed.returncode == 0, completed.stdout + completed.stderr
+@dataclass(frozen=True)
+class _Query:
+    """Query of a panel: its name, its expression and the expected samples."""
+
+    name: str
+    expression: str
+    expected_samples: list[dict[str, object]]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Series, and queries that are evaluated at one time."""
+
+    directory: Path
+    series: dict[str, str]
+    minutes: float
+    queries: list[_Query] = field(default_factory=list)
+
+    def write(self, name: str) -> Path:
+        """Write the files of promtool with a name, and return the path of the file for `promtool test rules`."""
+        series_names = {series.partition("{")[0] for series in self.series}
+        needed = rules_needed_by([query.expression for query in self.queries], series_names)
+        names = series_names | {rule.name for rule in needed.rules}
+        # promtool parses the rules at each evaluation, and most queries are long because they name many problems.
+        group = {
+            "name": "rules",
+            "rules": [
+                rule.body | {"expr": without_empty_operands(rule.expr, names)} for rule in needed.rules
+            ],
+        }
+        rules_path, path = self.directory / f"rules-{name}.json", self.directory / f"case-{name}.json"
+        rules_path.write_text(json.dumps({"groups": [group]}), encoding="utf-8")
+        # Without a rule that reads an earlier result, an evaluation at the end suffices.
+        end = f"{60 * self.minutes:.0f}s"
+        interval = f"{needed.interval_seconds}s" if needed.need_history or not self.minutes else end
+        case = {
+            "interval": "15s",
+            "input_series": [{"series": name, "values": values} for name, values in self.series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": without_empty_operands(query.expression, names),
+                    "eval_time": end,
+                    "exp_samples": query.expected_samples,
+                }
+                for query in self.queries
+            ],
+        }
+        content = {"rule_files": [rules_path.name], "evaluation_interval": interval, "tests": [case]}
+        path.write_text(json.dumps(content), encoding="utf-8")  # JSON is valid YAML
+        return path
+
+
+_pending_cases: list[_Case] = []
+
+
+@contextlib.contextmanager
+def evaluated_panels() -> Iterator[None]:
+    """Evaluate the panels that the body of the context checks, in one process, with one evaluation of the rules for equal series."""
+    _pending_cases.clear()
+    yield
+    case_by_series: dict[str, _Case] = {}
+    for case in _pending_cases:
+        shared_case = case_by_series.setdefault(json.dumps([case.series, case.minutes]), case)
+        if shared_case is not case:
+            shared_case.queries.extend(case.queries)
+    paths = [case.write(str(number)) for number, case in enumerate(case_by_series.values())]
+    if paths:
+        completed = promtool("test", "rules", *paths)
+
+        queries = [
+            f"{path.name}: {query.name}"
+            for path, case in zip(paths, case_by_series.values(), strict=True)
+            for query in case.queries
+        ]
+        assert completed.returncode == 0, "\n".join([*queries, completed.stdout, completed.stderr])
 
 
 def query_of_column(dashboard: str, title: str, column: str) -> str:

@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ class Rule:
     expr: str
     is_alert: bool
     body: dict[str, Any]  # the rule as in the file
+    interval_seconds: int  # of the group
 
 
 def load_yaml(path: Path) -> Any:
@@ -77,7 +78,14 @@ def load_rule_file(name: str) -> dict[str, Any]:
 def rules() -> tuple[Rule, ...]:
     """Return all rules of deploy/prometheus, in order."""
     return tuple(
-        Rule(path.name, body.get("alert") or body["record"], str(body["expr"]), "alert" in body, body)
+        Rule(
+            path.name,
+            body.get("alert") or body["record"],
+            str(body["expr"]),
+            "alert" in body,
+            body,
+            duration_seconds(group["interval"]),
+        )
         for path in RULES
         for group in load_rule_file(path.name)["groups"]
         for body in group["rules"]
@@ -131,6 +139,16 @@ FUNCTIONS_WITH_RESULT = {"absent", "absent_over_time", "scalar", "vector"}
 """Functions that have a result also without a series."""
 
 
+@dataclass(frozen=True)
+class _Operand:
+    """Operand of `or` or `unless`, with the positions of its operator, its start and its end in the text."""
+
+    operator_start: int
+    start: int
+    end: int
+    condition: Condition
+
+
 class Expression:
     """Series that an expression reads, and the condition for a result of the expression.
 
@@ -143,14 +161,42 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        self._tokens = [(match.lastgroup, match[0]) for match in TOKEN.finditer(LABEL_LISTS.sub(" ", text))]
-        self._tokens.append(("end", ""))
+        matches = list(TOKEN.finditer(LABEL_LISTS.sub(lambda match: " " * len(match[0]), text)))
+        self._text = text
+        self._tokens = [*((match.lastgroup, match[0]) for match in matches), ("end", "")]
+        self._starts = [*(match.start() for match in matches), len(text)]
         self._position = 0
+        self._alternatives_of_or: list[list[_Operand]] = []
+        self._operands_of_unless: list[_Operand] = []
         self._names: list[str] = []  # in the order of the text
         self.past_names: set[str] = set()
         self.condition = self._alternatives()
         assert self._tokens[self._position][0] == "end", f"not parsed: {text}"
         self.names = frozenset(self._names)
+
+    def without_empty_operands(self, names: AbstractSet[str]) -> str:
+        """Return an expression with the same result, as the function `without_empty_operands`."""
+        removed_spans = [
+            (operand.operator_start, operand.end)
+            for operand in self._operands_of_unless
+            if not operand.condition.holds(names)
+        ]
+        for operands in self._alternatives_of_or:
+            has_results = [operand.condition.holds(names) for operand in operands]
+            if any(has_results):
+                first = has_results.index(True)
+                removed_spans.append((operands[0].start, operands[first].start))
+                removed_spans += [
+                    (operand.operator_start, operand.end)
+                    for operand, has_result in zip(operands[first:], has_results[first:], strict=True)
+                    if not has_result
+                ]
+        text, position = "", 0
+        for start, end in sorted(removed_spans, key=lambda span: (span[0], -span[1])):
+            if start >= position:  # not within another span
+                text += self._text[position:start]
+                position = end
+        return text + self._text[position:]
 
     def _take(self, *texts: str) -> str:
         """Return the next token and advance if it is one of *texts*, otherwise return an empty text."""
@@ -162,18 +208,29 @@ class Expression:
 
     def _alternatives(self) -> Condition:
         """Parse operands of `or`."""
-        conditions = [self._restrictions()]
+        operands = [self._operand(self._restrictions)]
         while self._take("or"):
-            conditions.append(self._restrictions())
-        return conditions[0] if len(conditions) == 1 else Condition(tuple(conditions), needs_all=False)
+            operands.append(self._operand(self._restrictions))
+        if len(operands) == 1:
+            return operands[0].condition
+        self._alternatives_of_or.append(operands)
+        return Condition(tuple(operand.condition for operand in operands), needs_all=False)
+
+    def _operand(self, parse: Callable[[], Condition]) -> _Operand:
+        """Parse an operand after an operator, or the first operand."""
+        operator_start, start = self._starts[max(self._position - 1, 0)], self._starts[self._position]
+        condition = parse()
+        return _Operand(operator_start, start, self._starts[self._position], condition)
 
     def _restrictions(self) -> Condition:
         """Parse operands of `and` and `unless`, which have the same precedence. The series after `unless` are not needed."""
         conditions = [self._operands()]
         while operator := self._take("and", "unless"):
-            condition = self._operands()
+            operand = self._operand(self._operands)
             if operator == "and":
-                conditions.append(condition)
+                conditions.append(operand.condition)
+            else:
+                self._operands_of_unless.append(operand)
         return conditions[0] if len(conditions) == 1 else Condition(tuple(conditions))
 
     def _operands(self) -> Condition:
@@ -215,6 +272,16 @@ class Expression:
 parse_expression = functools.cache(Expression)
 
 
+def without_empty_operands(text: str, names: AbstractSet[str]) -> str:
+    """Return an expression with the same result that lacks the operands of `or` and `unless` without a result.
+
+    Args:
+        text: Expression.
+        names: Names of the available series.
+    """
+    return parse_expression(text).without_empty_operands(names)
+
+
 @dataclass(frozen=True)
 class NeededRules:
     """Recording rules that an evaluation needs.
@@ -226,6 +293,11 @@ class NeededRules:
 
     rules: list[Rule]
     need_history: bool
+
+    @property
+    def interval_seconds(self) -> int:
+        """Return the shortest interval of the groups of the rules, at which a test evaluates all of them."""
+        return min((rule.interval_seconds for rule in self.rules), default=30)
 
 
 def rules_with_result(candidates: Iterable[Rule], series_names: Iterable[str]) -> list[Rule]:
@@ -448,12 +520,19 @@ def fill_annotations(path: Path) -> None:
     path.write_text("\n".join([*output_lines, ""]), encoding="utf-8")
 
 
+_SECONDS_BY_UNIT = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def duration_seconds(text: str) -> int:
+    """Return the seconds of a duration in the notation of Prometheus, such as 1h30m."""
+    return sum(int(number) * _SECONDS_BY_UNIT[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+
+
 def prometheus_duration(text: str) -> str:
     """Return a duration in the form in which Prometheus prints it: 1h30m for 90m."""
-    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-    remaining_seconds = sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+    remaining_seconds = duration_seconds(text)
     formatted = ""
-    for unit, seconds in units.items():
+    for unit, seconds in _SECONDS_BY_UNIT.items():
         number, remaining_seconds = divmod(remaining_seconds, seconds)
         formatted += f"{number}{unit}" if number else ""
     return formatted

@@ -58,7 +58,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
 ) -> None:
     series = run_state | {
         'up{job="training",instance="n1"}': "1x60",
-        gpu_name("up"): DOWN_AT_5_MIN,
+        gpu_name("up"): "1x21 0x39",  # at 330 s, at which a group of rules with either interval is evaluated
         gpu_name("error_info", labels=',reason="gpu_is_lost"'): "_x21 1x40",
         'training_rank_info{run="a",rank="3",uuid="G0",instance="n1"}': "1x60",
     }
@@ -73,7 +73,7 @@ def test_a_lost_gpu_is_a_problem_with_reason_rank_and_start(
         "training-gpus",
         "What is wrong",
         series,
-        {labels: 315_000},
+        {labels: 330_000},
         column="Since",
     )
 

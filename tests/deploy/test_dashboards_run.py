@@ -114,7 +114,7 @@ def test_the_row_of_a_rank_names_the_lost_gpu(tmp_path: Path) -> None:
         f'gpu_up{{instance="n1",{GPU_1}}}': "1x20 0x40",
     }
     rows = {
-        f'{{{RANK_1},gpu="1"}}': 315.0,
+        f'{{{RANK_1},gpu="1"}}': 330.0,
         '{instance="n1",rank="0",gpu="0"}': 1.0,
     }
 

@@ -28,6 +28,7 @@ from rules_support import (
     runbook_sections,
     selectors,
     thresholds,
+    without_empty_operands,
 )
 
 from exporter.hangs.explanation import AUTOGRAD, COLLECTIVES
@@ -261,6 +262,26 @@ def test_an_expression_has_no_result_if_a_needed_series_is_absent(
     expression: str, *, has_result: bool
 ) -> None:
     assert parse_expression(expression).condition.holds({"present"}) == has_result
+
+
+@pytest.mark.parametrize(
+    ("expression", "shortened"),
+    [
+        ("present or absence", "present "),
+        ("absence or on (run) absence or on (run) present", "present"),
+        ("present or on (run) present * absence or present", "present or present"),
+        ("present unless on (run) absence", "present "),
+        ("absence or absence", "absence or absence"),
+        ("absence unless present", "absence unless present"),
+        ("sum(absence or present[5m]) + (present or (absence or absence))", "sum(present[5m]) + (present )"),
+        (
+            'label_replace((absence or present) or vector(1), "a", "b", "", "")',
+            'label_replace((present) or vector(1), "a", "b", "", "")',
+        ),
+    ],
+)
+def test_the_operands_of_or_and_unless_without_a_result_are_left_out(expression: str, shortened: str) -> None:
+    assert without_empty_operands(expression, {"present"}) == shortened
 
 
 @pytest.mark.parametrize(
