@@ -136,6 +136,7 @@ class RankTotals:
 def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> None:
     """Update a process from its feed file, and record the exit if the process no longer holds its lock."""
     is_first_read = process.snapshot is None
+    seconds_since_last_pass = now.monotonic - process.last_seen_monotonic
     process.missed_passes, process.last_seen_monotonic = 0, now.monotonic
     process.age_seconds = entry.age_seconds
     process.is_outdated = entry.is_outdated
@@ -145,9 +146,24 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
     if entry.is_alive:
         process.exited_at = process.outcome = None  # the lock was temporarily invisible
     elif process.is_alive:
-        # On a first read, the exit time is unknown; use the time of the file's last change.
-        process.record_exit(now.wall - (entry.age_seconds if is_first_read else 0.0), now)
+        if is_first_read:
+            # The exit time is unknown; use the time of the file's last change.
+            process.record_exit(now.wall - entry.age_seconds, now)
+        else:
+            process.record_exit(now.wall - min(_silent_seconds(entry, now), seconds_since_last_pass), now)
+            # Reports of other processes and of the launch may arrive after this pass, not after the estimated exit.
+            process.exited_monotonic = now.monotonic
     process.update_step_times(now)
+
+
+def _silent_seconds(entry: FeedEntry, now: Moment) -> float:
+    """Return the time since the last sign of life of an exited process.
+
+    A process that wrote no final snapshot probably exited half a flush interval after its last snapshot.
+    """
+    snapshot = entry.snapshot
+    delay_seconds = 0.0 if snapshot.recording.final else snapshot.flush_seconds / 2
+    return max(0.0, now.wall - snapshot.written - delay_seconds)
 
 
 class Ranks:

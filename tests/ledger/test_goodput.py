@@ -135,6 +135,28 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
     assert badput_seconds(attempt.die()) == {"init": 4, cause: held_seconds}
 
 
+def test_the_time_until_a_kill_is_noticed_is_downtime_and_not_time_of_the_open_phase(
+    sidecar: Sidecar,
+) -> None:
+    job = MonitoredJob(sidecar, job_in_loop())
+    job.simulated.train(3)
+    job.write_and_collect()
+    job.simulated.train(1)
+    job.simulated.spend("data_loading", 0.25)
+    job.write().kill()
+    killed_at = sidecar.clock.wall + 0.5  # half a flush interval after the last snapshot
+    sidecar.collect_after(5.0)
+    killed_page = sidecar.collect_after(4.0)
+    sidecar.clock.advance(50.5)
+    next_page = MonitoredJob(sidecar, job_in_loop()).write_and_collect()
+
+    assert badput_seconds(killed_page) == {"init": 4, "data_stall": 0.75}
+    assert training_value(killed_page, "wall_seconds_total") == 4 + 4 + 0.75
+    assert training_value(killed_page, "run_state_since_timestamp_seconds") == killed_at
+    assert badput_seconds(next_page)["downtime"] == 59.5
+    check_seconds_add_up(next_page)
+
+
 def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
     document = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
     first_attempt = MonitoredJob(sidecar, job_in_loop(init_seconds=20.0))
