@@ -67,7 +67,13 @@ class FeedSink:
         is_written = writer.publish(recording)
         if not is_written:
             cause = writer.problem or "an earlier write has not ended"
-            log_once(f"feed {cause}", f"the latest snapshot was not written to the feed: {cause}")
+            if recording.final:
+                log_once(
+                    f"final {cause}",
+                    f"the samples since the last snapshot are lost: the final snapshot was not written to the feed: {cause}",
+                )
+            else:
+                log_once(f"feed {cause}", f"the latest snapshot was not written to the feed: {cause}")
         if writer.notice is not None:
             log_once(writer.notice, writer.notice)
         if recording.final:

@@ -22,7 +22,8 @@ The three lists have an item for each Stat, in the same order. Keys are the fiel
 number is null or omitted. No bytes follow section 3.
 
 The process replaces its file by a rename, about once a second. A reader that has opened the file therefore reads a complete
-snapshot, which may be the previous snapshot.
+snapshot, which may be the previous snapshot. On a full disk, the process instead writes its final snapshot into the existing file, so that a
+reader may find a damaged file for a moment.
 
 Example: process 000102…0f (run "r", rank 0) has recorded three values of the Stat "loss", two of them in the last closed
 window, and lost a snapshot to a full disk. The second snapshot has 392 bytes:

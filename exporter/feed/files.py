@@ -17,6 +17,7 @@ import errno
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -116,6 +117,28 @@ def replace_file(path: str, data: bytes, *, temporary: str, mode: int) -> None:
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def overwrite_file(path: str, data: bytes) -> None:
+    """Overwrite a file of this user, within the space that the file already has on a full disk.
+
+    A reader may meanwhile find a part of the new content, and a kill of the process leaves this part. Raises OSError, and changes
+    nothing, if the space does not suffice.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        _check_regular(status, path)
+        if status.st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "a file of another user", path)
+        if len(data) > status.st_blocks * 512:  # the unit of `st_blocks` on every filesystem
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        os.pwrite(descriptor, data, 0)
+        os.ftruncate(descriptor, len(data))
+        # The kernel's own time has a resolution of some milliseconds, in which a reader may have found a part.
+        os.utime(descriptor, ns=(time.time_ns(), time.time_ns()))
+    finally:
+        os.close(descriptor)
 
 
 class RecordLock:

@@ -1,13 +1,15 @@
 """Feed writer: a file per training process, which the recording thread replaces as a whole at each flush.
 
-A failed write raises no error: it is counted in the next snapshot, and the last complete snapshot stays readable. A write can block
-for as long as the file system does; the feed should therefore be in shared memory.
+A failed write raises no error: it is counted in the next snapshot, and the last complete snapshot stays readable. On a full disk, the
+final snapshot overwrites the last one, if it fits into the same blocks. A write can block for as long as the file system does; the feed
+should therefore be in shared memory.
 """
 # This package uses string paths in the job and in the sidecar.
 # ruff: noqa: PTH100, PTH108, PTH118, PTH208
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -142,6 +144,11 @@ class FeedWriter:
             if self._sequence == 0 and foreign_uid(self._stem + FEED) is not None:
                 self._change_id()
             raise
+        except OSError as error:
+            # The last snapshot is not replaced later, so that its samples would be lost.
+            if not recording.final or not self._sequence or error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            files.overwrite_file(self._stem + FEED, data)
         self._sequence += 1
         if not self._has_removed_old_files:
             self._has_removed_old_files = True

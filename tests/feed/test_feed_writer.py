@@ -115,6 +115,25 @@ def test_a_full_tmpfs_makes_the_feed_stale_and_is_counted(tmp_path: Path) -> Non
         assert not list(tmp_path.glob("*.tmp"))
 
 
+@pytest.mark.parametrize(("samples", "is_written"), [(20, True), (2000, False)])
+def test_the_final_snapshot_overwrites_the_last_one_on_a_full_tmpfs_if_it_fits(
+    tmp_path: Path, samples: int, is_written: bool
+) -> None:
+    with mounted_filesystem(tmp_path, "-t", "tmpfs", "-o", "size=64k", "tmpfs"):
+        writer = FeedWriter(tmp_path, new_identity())
+        assert writer.publish(new_recording(20))
+        filesystem = os.statvfs(tmp_path)
+        (tmp_path / "other").write_bytes(bytes(filesystem.f_bavail * filesystem.f_bsize))
+        assert not writer.publish(new_recording(20))
+        final_recording = new_recording(samples, final=True)
+
+        assert writer.publish(final_recording) == is_written
+        writer.close()
+        snapshot = only_entry(FeedReader(tmp_path)).snapshot
+        assert snapshot.recording == (final_recording if is_written else new_recording(20))
+        assert snapshot.dropped == ({"write_failed": 1} if is_written else {})
+
+
 def test_a_job_without_free_descriptors_continues(tmp_path: Path) -> None:
     with training_process(tmp_path) as child:
         child.execute("publish")

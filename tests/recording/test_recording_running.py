@@ -145,7 +145,7 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
     # Without a flush meanwhile, which could create the directory again or a file in it.
     completed = run(feed, program, EXPORTER_FLUSH_SECONDS="60")
 
-    assert completed.stderr.startswith("exporter: the latest snapshot was not written to the feed: ")
+    assert completed.stderr.startswith("exporter: the samples since the last snapshot are lost: ")
 
 
 def test_a_snapshot_that_waits_for_an_earlier_write_is_reported_with_its_cause(feed: Path) -> None:
