@@ -106,7 +106,7 @@ def run_function(
     return run_program(feed, code_of(function, *arguments), check=True, timeout=60, **environment)
 
 
-def run(
+def run_script(
     feed: Path, program: str, *, check: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a training program, prefixed with `IMPORTS`, as a script."""

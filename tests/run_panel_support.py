@@ -18,7 +18,7 @@ RANK_1 = 'instance="n1",rank="1"'
 GPU_1 = 'gpu="1",uuid="G1"'
 """Labels of the GPU of rank 1."""
 RANK_1_ON_GPU_1 = {f'training_rank_info{{run="a",{RANK_1},{GPU_1}}}': "1x60"}
-HANG = {
+STACKS_OF_HANG = {
     f'training_hang_info{{run="a",{RANK_1},function="read",location="data.py:40",phase="forward"}}': "_x40 1x20",
     'training_hang_info{run="a",instance="n1",rank="0",function="all_reduce",location="train.py:8",phase="grad_sync"}': "_x40 1x20",
 }

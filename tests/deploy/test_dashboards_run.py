@@ -14,7 +14,6 @@ from run_panel_support import (
     DATA_STALL,
     DIED,
     GPU_1,
-    HANG,
     HOT_GPU,
     HUNG,
     LOST_GPU,
@@ -22,6 +21,7 @@ from run_panel_support import (
     RANK_1_ON_GPU_1,
     RANKS,
     SLOW_RANK,
+    STACKS_OF_HANG,
 )
 
 from dashboards import ranks
@@ -33,7 +33,7 @@ pytestmark = needs_promtool
 def test_the_state_names_the_rank_that_causes_a_hang(tmp_path: Path) -> None:
     expected = {'{state="hung",overdue=", no step for 10 min",culprit=", rank 1 on n1"}': 11.0}
 
-    assert_panel(tmp_path, "training-run", "State", HUNG | HANG, expected)
+    assert_panel(tmp_path, "training-run", "State", HUNG | STACKS_OF_HANG, expected)
 
 
 OVERDUE = (
@@ -151,7 +151,7 @@ def test_the_worst_ranks_are_first_in_the_table_of_all_ranks(tmp_path: Path) -> 
 
 
 def test_the_rank_that_causes_a_hang_is_selected_first(tmp_path: Path) -> None:
-    series = HUNG | HANG | run_series("rank_info", "1x60", labels=',rank="0"')
+    series = HUNG | STACKS_OF_HANG | run_series("rank_info", "1x60", labels=',rank="0"')
 
     assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="1"}': 1e6, '{rank="0"}': 0.0})
 
@@ -442,7 +442,7 @@ def test_a_run_that_died_has_lost_its_unsaved_work_and_has_no_slowest_rank(
 
 
 def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> None:
-    series = HUNG | HANG | LOST_GPU
+    series = HUNG | STACKS_OF_HANG | LOST_GPU
     state = {
         '{state="hung",overdue=", no step for 10 min",culprit=": GPU 1 of rank 1 on n1 lost (Xid 79)"}': 11
     }
@@ -455,7 +455,11 @@ def test_the_state_and_the_rank_of_a_hang_name_its_lost_gpu(tmp_path: Path) -> N
 
 
 def test_the_rank_of_a_lost_gpu_is_selected_before_the_rank_that_causes_a_hang(tmp_path: Path) -> None:
-    series = HUNG | HANG | {name.replace('rank="1"', 'rank="0"'): value for name, value in LOST_GPU.items()}
+    series = (
+        HUNG
+        | STACKS_OF_HANG
+        | {name.replace('rank="1"', 'rank="0"'): value for name, value in LOST_GPU.items()}
+    )
 
     assert_panel(tmp_path, "training-ranks", "$rank", series, {'{rank="0"}': 2e6, '{rank="1"}': 1e6})
 

@@ -11,13 +11,13 @@ from rules_support import needs_promtool
 from run_panel_support import (
     DIED,
     GPU_1,
-    HANG,
     HUNG,
     LOST_GPU,
     PAST_NAN_LOSSES,
     RANK_1,
     RANK_1_ON_GPU_1,
     RANKS,
+    STACKS_OF_HANG,
 )
 
 pytestmark = needs_promtool
@@ -129,7 +129,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: float | None = No
             id="straggler with a low clock",
         ),
         pytest.param(
-            HUNG | HANG,
+            HUNG | STACKS_OF_HANG,
             {
                 f'problem="holds up the others: read data.py:40",{RANK_1}': 300_000,
                 'problem="no rank finishes a step"': 300_000,
@@ -137,7 +137,7 @@ def problem_row(labels: str, *, is_past: bool = False, impact: float | None = No
             id="hang",
         ),
         pytest.param(
-            HUNG | HANG | RANK_1_ON_GPU_1,
+            HUNG | STACKS_OF_HANG | RANK_1_ON_GPU_1,
             {
                 f'problem="holds up the others: read data.py:40",{RANK_1},gpu="1"': 300_000,
                 'problem="no rank finishes a step"': 300_000,
@@ -346,7 +346,9 @@ def test_problems_that_stop_the_run_have_a_larger_impact_than_a_wait_for_data(tm
         problem_row(f'problem="waits longest for data: 50 %, 2 min",{RANK_1}'): 0,
     }
 
-    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | waiting, effects, factor=0)
+    assert_panel(
+        tmp_path, "training-run", "What is wrong", HUNG | STACKS_OF_HANG | waiting, effects, factor=0
+    )
 
 
 def test_the_rank_that_ended_first_has_a_larger_impact_than_the_ranks_that_follow(tmp_path: Path) -> None:
@@ -419,4 +421,6 @@ def test_a_nan_loss_names_the_last_checkpoint_before_it(tmp_path: Path) -> None:
 def test_a_hang_by_a_lost_gpu_is_one_problem_with_the_drain_as_its_remedy(tmp_path: Path) -> None:
     row = problem_row(f'problem="GPU 1 lost (Xid 79): no rank finishes a step",{RANK_1},gpu="1"')
 
-    assert_panel(tmp_path, "training-run", "What is wrong", HUNG | HANG | LOST_GPU, {row: 0}, factor=0)
+    assert_panel(
+        tmp_path, "training-run", "What is wrong", HUNG | STACKS_OF_HANG | LOST_GPU, {row: 0}, factor=0
+    )

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from dashboards_support import MODELS, ScenarioPrometheus, fill_variables, panel_queries
+from panel_support import query_of_column
 from prometheus_support import Prometheus, fetch
 from run_support import web_server
 from waiting import wait_until
@@ -55,13 +56,13 @@ MACHINE_DASHBOARD = "training-node"
 """Dashboard of the test machine; families of hardware that this machine does not have may be absent."""
 
 WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
-    ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},
+    ("training-energy", USUAL_LOSSES): {"Losses now": "FG"},  # columns Since and Lost
     ("training-energy", TOO_SHORT): {
         "Joules per step and GPU": "A",
         "Joules per token": "A",
-        "Source of each number": "C",
+        "Source of each number": "C",  # column Counter / power
     },
-    ("training-energy", NO_OUTAGE): {"Losses now": "E"},
+    ("training-energy", NO_OUTAGE): {"Losses now": "E"},  # column Unknown/h
     ("training-gpus", THROTTLED): {"Throttled, 2 min": "B"},
     ("training-gpus", NODE_IS_KNOWN): {
         "GPUs slowed by heat or the power brake, by reason": "B",
@@ -78,8 +79,8 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-node", NO_MOUNT): {"NFS and Lustre latency": "A"},
     ("training-run", NOT_RECORDED): {"Learning rate, loss scale": "B"},
     ("training-run", NOT_OVERDUE): {"Work at risk or lost": "B"},
-    ("training-ranks", NO_TORCH): {"All ranks, the worst first": "K"},
-    ("training-ranks", NO_LONG_PHASE): {"All ranks, the worst first": "C"},
+    ("training-ranks", NO_TORCH): {"All ranks, the worst first": "K"},  # column GPU idle
+    ("training-ranks", NO_LONG_PHASE): {"All ranks, the worst first": "C"},  # column In phase since
     ("training-run", NO_TORCH): {
         "GPU memory allocated by PyTorch": "A",
         "Allocation retries and failures": "A",
@@ -88,7 +89,7 @@ WITHOUT_DATA: dict[tuple[str, str], dict[str, str]] = {
     ("training-run", TOKENS): {"Throughput": "B"},
     ("training-run", TOO_SHORT): {"Step time": "B"},
 }
-"""Queries that may return no data: (dashboard, reason) → panel → reference ids."""
+"""Queries that may return no data: (dashboard, reason) → panel → reference ids, each a letter."""
 
 
 def queries_without_data() -> set[tuple[str, str, str]]:
@@ -96,8 +97,8 @@ def queries_without_data() -> set[tuple[str, str, str]]:
     return {
         (uid, panel, ref_id)
         for (uid, _), panels in WITHOUT_DATA.items()
-        for panel, letters in panels.items()
-        for ref_id in letters
+        for panel, ref_ids in panels.items()
+        for ref_id in ref_ids
     }
 
 
@@ -207,7 +208,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FinishedScena
             (directory / scrape_change.__name__ / "prometheus.yml").write_text(yaml.safe_dump(configuration))
             finished_scenario.other_servers[scrape_change.__name__] = stack.enter_context(other)
         running_cluster.wait_until_end()
-        time.sleep(2)
+        time.sleep(2)  # for the last scrapes and the rules that read them
         finished_scenario.wait_for_scrapes()
         # Jobs, exporters, scrapes and rules would otherwise load both cores during the queries, whose times have passed.
         running_cluster.stop_collection()
@@ -310,28 +311,35 @@ def test_the_straggler_is_named_with_its_machine(cluster: Cluster) -> None:
     timeline = cluster.timeline
     straggler_time = cluster.start_time + timeline.to_seconds(timeline.crash_time) - 2
     values = {"cluster": ".*", "run": FAULTY_RUN, "rank": "3"}
-    table_expressions = {
+    table = "All ranks, the worst first"
+    expressions = {
         query.ref_id: fill_variables(
             query.expression, values, {"__rate_interval": "15s", "__range": "30s", "__interval": "2s"}
         )
         for query in panel_queries("training-ranks")
-        if query.panel == "All ranks, the worst first"
+        if query.panel == table
     }
 
-    def by_rank(ref_id: str, offset_seconds: float = 0.0) -> dict[str, dict[str, Any]]:
-        result = cluster.query(table_expressions[ref_id], time=str(straggler_time + offset_seconds))
+    def series_by_rank(ref_id: str, offset_seconds: float = 0.0) -> dict[str, dict[str, Any]]:
+        result = cluster.query(expressions[ref_id], time=str(straggler_time + offset_seconds))
         return {series["metric"]["rank"]: series for series in result}
 
-    gpu = by_rank("A")["3"]["metric"]
-    speed = {rank: float(series["value"][1]) for rank, series in by_rank("D").items()}
+    def column_by_rank(column: str, offset_seconds: float = 0.0) -> dict[str, float]:
+        ref_id = query_of_column("training-ranks", table, column)
+        return {rank: float(row["value"][1]) for rank, row in series_by_rank(ref_id, offset_seconds).items()}
+
+    straggler = series_by_rank("A")["3"][
+        "metric"
+    ]  # query A has the labels of each row, with its node and GPU
+    speeds = column_by_rank("Speed")
     # The faults of a replayed GPU are relative to the start of its exporter, which depends on the load of the test machine.
-    throttled = [by_rank("F", offset_seconds) for offset_seconds in range(-20, 40, 2)]
-    assert min(speed, key=lambda rank: speed[rank]) == "3"
-    assert speed["3"] < 0.8
-    assert max(float(by_time["3"]["value"][1]) for by_time in throttled if "3" in by_time) > 0.05
-    assert max(float(by_time["0"]["value"][1]) for by_time in throttled if "0" in by_time) < 0.05
-    assert gpu["instance"] == "node-2"
-    assert gpu["gpu"] == "1"
+    throttled_ratios = [column_by_rank("Throttled, 2 min", seconds) for seconds in range(-20, 40, 2)]
+    assert min(speeds, key=lambda rank: speeds[rank]) == "3"
+    assert speeds["3"] < 0.8
+    assert max(ratios["3"] for ratios in throttled_ratios if "3" in ratios) > 0.05
+    assert max(ratios["0"] for ratios in throttled_ratios if "0" in ratios) < 0.05
+    assert straggler["instance"] == "node-2"
+    assert straggler["gpu"] == "1"
 
 
 def test_the_list_names_queries_that_exist() -> None:

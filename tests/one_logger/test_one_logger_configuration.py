@@ -1,4 +1,7 @@
-"""Settings of one-logger: callables and invalid values. Fields and defaults are tested in `test_one_logger_peer.py`."""
+"""Settings of one-logger: callables and invalid values. Fields and defaults are tested in `test_one_logger_peer.py`.
+
+A test whose name starts with a number, such as d39, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 

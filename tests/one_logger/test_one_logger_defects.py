@@ -1,4 +1,7 @@
-"""Corrected defects of one-logger that the golden vectors do not cover."""
+"""Corrected defects of one-logger that the golden vectors do not cover.
+
+A test whose name starts with a number, such as d22, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 

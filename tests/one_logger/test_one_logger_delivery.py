@@ -1,4 +1,7 @@
-"""Delivery of records to exporters: threads, queues, retries, dropped records, exits and forks."""
+"""Delivery of records to exporters: threads, queues, retries, dropped records, exits and forks.
+
+A test whose name starts with a number, such as d29, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Exporters: files, loggers, OpenTelemetry, Weights & Biases, custom classes, and configured ones."""
+"""Exporters: files, loggers, OpenTelemetry, Weights & Biases, custom classes, and configured ones.
+
+A test whose name starts with a number, such as d30, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Processes with training telemetry: examples, exits, crashes, forks, descriptors and a bare interpreter."""
+"""Processes with training telemetry: examples, exits, crashes, forks, descriptors and a bare interpreter.
+
+A test whose name starts with a number, such as d50, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 

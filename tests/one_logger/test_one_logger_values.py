@@ -1,4 +1,7 @@
-"""Attributes, events, spans and timers of one-logger, and corrected defects."""
+"""Attributes, events, spans and timers of one-logger, and corrected defects.
+
+A test whose name starts with a number, such as d11, shows that row of the table of defects in docs/one-logger.md.
+"""
 
 from __future__ import annotations
 
