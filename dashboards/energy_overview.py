@@ -357,6 +357,15 @@ def _build_readings_tile() -> Panel:
     )
 
 
+_IMPACT_MAPPINGS = value_mappings(
+    {
+        verdict.value: ("usual", NEUTRAL) if verdict is verdicts.Verdict.NO_PROBLEM else text_and_color
+        for verdict, text_and_color in verdicts.VERDICT_TEXTS.items()
+    }
+)
+"""Value mappings of the impact of a loss: the verdicts, and *usual* for a loss that is no problem, because its run may have another one."""
+
+
 def build_current_losses_table() -> Panel:
     """Return the table of what each run loses now, by cause, the worst verdict first. Within a verdict, the most expensive loss is first."""
     losses = f"({LOST_SHARE_NOW_BY_CAUSE} > {MIN_DISPLAYED_SHARE} or {STOPPED_RUN_CAUSES})"
@@ -370,8 +379,8 @@ def build_current_losses_table() -> Panel:
     of_listed_losses = f"and on (run, cause) ({VERDICT_BY_LOSS})"
     panel = table(
         "Losses now",
-        Column(VERDICT_BY_LOSS, "Verdict", width=118, mappings=verdicts.VERDICT_MAPPINGS),
-        Column("run", "Run", width=110, links=(RUN_LINK,)),
+        Column(VERDICT_BY_LOSS, "Impact", width=118, mappings=_IMPACT_MAPPINGS),
+        Column("run", "Run", width=116, links=(RUN_LINK,)),
         Column("cause", "Cause", width=160, mappings=CAUSE_TEXTS),
         Column("reason", "Reason", mappings=title_mappings()),
         Column("rank", "Rank", width=60),
@@ -401,7 +410,7 @@ def build_current_losses_table() -> Panel:
         ),
         Column(f"max by (run, cause) ({LOST_COST_SINCE_START})", "Lost", decimals=2, width=58),
         row_query=row_query,
-        sort="Verdict",
+        sort="Impact",
         w=24,
         h=7,
         max_data_points=120,
@@ -484,11 +493,11 @@ def _build_run_table() -> Panel:
     panel = table(
         "Cost and loss of each run",
         Column(VERDICT_BY_RUN, "Verdict", decimals=0, width=118, mappings=verdicts.VERDICT_MAPPINGS),
-        Column("run", "Run", width=105, links=(RUN_LINK,)),
+        Column("run", "Run", width=116, links=(RUN_LINK,)),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
-        Column("rank", "Rank", width=62),
-        Column("instance", "Node", width=80, links=(NODE_LINK,)),
-        Column("gpu", "GPU", width=60),
+        Column("rank", "Rank", width=58, filterable=False),
+        Column("instance", "Node", width=62, links=(NODE_LINK,), filterable=False),
+        Column("gpu", "GPU", width=52, filterable=False),
         Column(
             f"1000 * (({since_query()}) and on (run) {rows})",
             "Since",

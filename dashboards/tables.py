@@ -44,6 +44,7 @@ class Column:
         None  # minimum and maximum of a bar gauge in each cell; None for no bar gauge
     )
     decimals: int | None = None  # number of decimals; None for automatic
+    filterable: bool = True  # the heading of a label has a filter, whose icon makes the column wider
 
     @property
     def is_query(self) -> bool:
@@ -247,7 +248,7 @@ def _column_properties(column: Column, is_sorted: bool) -> list[Json]:
     unit = column.unit or ("none" if column.is_query and not column.mappings else None)
     if unit:
         properties.append({"id": "unit", "value": unit})
-    is_filterable = not column.is_query
+    is_filterable = column.filterable and not column.is_query
     heading_pixels = (
         HEADING_PADDING_PIXELS
         + FILTER_ICON_PIXELS * is_filterable

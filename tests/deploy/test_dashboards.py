@@ -330,7 +330,7 @@ SCREEN_PIXELS, GRID_GAP_PIXELS, GRID_MARGIN_PIXELS = 1366, 8, 16
 MIN_TEXT_PIXELS = {
     ("training-fleet", "All runs, rates over 5 min", "What is wrong"): 280,
     ("training-fleet", "Firing alerts", "What happened"): 280,
-    ("training-energy", "Cost and loss of each run", "What is wrong"): 280,
+    ("training-energy", "Cost and loss of each run", "What is wrong"): 355,
     ("training-energy", "Losses now", "Reason"): 215,
 }
 """Minimum widths of columns whose texts are sentences."""

@@ -535,7 +535,7 @@ def test_the_verdict_of_a_loss_depends_on_its_share_of_the_time(
     stall = run_series("badput_seconds_total", f"0+{15 * share:g}x60", labels=',cause="data_stall"')
     row = {'{run="a",cause="data_stall"}': verdict}
 
-    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall, row, column="Verdict")
+    assert_panel(tmp_path, "training-energy", "Losses now", COSTLY_RUN | stall, row, column="Impact")
 
 
 def _critical_xid() -> dict[str, str]:
@@ -555,7 +555,7 @@ def _critical_xid() -> dict[str, str]:
     [
         ("Cost and loss of each run", "Verdict", {'{run="a"}': Verdict.ENDANGERS_WORK}),
         ("Cost and loss of each run", "Work at risk", {'{run="a"}': 3}),
-        ("Losses now", "Verdict", {}),
+        ("Losses now", "Impact", {}),
     ],
 )
 def test_a_run_with_a_critical_alert_endangers_work_and_loses_nothing_yet(
@@ -598,7 +598,7 @@ def test_the_start_of_a_run_is_a_loss_and_no_problem(tmp_path: Path) -> None:
     panel = "Losses now"
     share, verdict = {'{run="a",cause="init"}': 1}, {'{run="a",cause="init"}': Verdict.NO_PROBLEM}
     assert_panel(tmp_path, "training-energy", panel, starting, share, column="Lost now")
-    assert_panel(tmp_path, "training-energy", panel, starting, verdict, column="Verdict")
+    assert_panel(tmp_path, "training-energy", panel, starting, verdict, column="Impact")
 
 
 def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_unknown(tmp_path: Path) -> None:
@@ -606,7 +606,7 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
     state = {'{run="a",state="unknown"}': 1}
     panel = "Cost, loss and energy of each run, in this time range"
 
-    assert_panel(tmp_path, "training-energy", "Losses now", NO_EXPORTER, verdict, column="Verdict")
+    assert_panel(tmp_path, "training-energy", "Losses now", NO_EXPORTER, verdict, column="Impact")
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
 
 
