@@ -145,15 +145,15 @@ def test_a_slow_run_has_its_slow_rank_the_start_and_the_cost_of_the_loss(tmp_pat
 def test_the_text_of_a_slow_rank_does_not_change_when_a_warning_fires(
     tmp_path: Path, throttled: dict[str, str], suffix: str
 ) -> None:
-    gpu = 'instance="n2",gpu="3",uuid="G3"'
+    gpu = 'gpu="3",uuid="G3"'
     series = (
         THREE_RUNS
-        | STRAGGLER
+        | {name.replace('rank="1"', f'rank="1",{gpu}'): values for name, values in STRAGGLER.items()}
+        | {f'gpu_up{{instance="n2",{gpu}}}': "1x60"}
         | {
-            f'training_rank_info{{run="a",instance="n2",rank="1",{gpu[14:]}}}': "1x60",
-            f"gpu_up{{{gpu}}}": "1x60",
+            f'gpu_{name}{{instance="n2",{gpu},reason="hw_thermal"}}': values
+            for name, values in throttled.items()
         }
-        | {f'gpu_{name}{{{gpu},reason="hw_thermal"}}': values for name, values in throttled.items()}
     )
     text = f"computes at 67 % of the fastest rank{suffix}"
     row = f'{{run="a",user="u",state="running",alertname="{text}",instance="n2",rank="1",gpu="3"}}'
