@@ -65,8 +65,8 @@ def lost_share_by_run(selector: str) -> str:
 def cost_per_hour_by_run(selector: str) -> str:
     """Return PromQL for the cost per hour of each run, by currency, over five minutes.
 
-    A run that has stopped, starts, or restarted within five minutes costs the median of its last hour: the exporter charges the GPUs until the end
-    of a run, but the job still holds the GPUs of a stopped run.
+    A run that has stopped or starts costs the median of its last hour: the exporter charges the GPUs until the end of a run, but the job
+    still holds the GPUs. A run that restarted within five minutes costs the upper quartile: its rate contains the time between the attempts.
     """
     return f"3600 * max by (run, currency) (run:training_cost_held:rate5m{{{selector}}})"
 
