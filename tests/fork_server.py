@@ -1,9 +1,10 @@
 """Process that has imported a library, such as torch, and forks the programs of tests, which then need not import the library.
 
-A program is a process with its own id, arguments, environment, working directory, standard streams and exit status, in which only
-the library was imported before. The server has not imported the exporter. `run_forked` runs a program; `forked_interpreter` is an
-executable for tests whose job starts an interpreter itself. Programs whose result depends on a new interpreter or on the order of
-the imports run without the server.
+A program is a process with its own id, arguments, environment, working directory, open files, process group and exit status, in
+which only the library was imported before. The server has not imported the exporter. `run_forked` runs a program, and
+`forked_interpreter` is an executable for tests whose job starts an interpreter itself. Interpreters that a program starts, such as
+the ranks of torchrun and the children of multiprocessing, are forked from the same server. Programs whose result depends on a new
+interpreter or on the order of the imports run without the server.
 
 The first request of a test session starts the server of torch, which forks the servers of the other libraries at their first
 request. All workers of pytest-xdist share the servers, which end with the session.
@@ -20,6 +21,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -51,6 +53,9 @@ MODULES = {
 }
 """Modules that each server imports. Each server but the first is forked from the first, and thus has imported torch, too."""
 
+MAX_FILES = 100
+"""Maximum number of open files that a program inherits."""
+
 _SERVERS: list[subprocess.Popen[bytes]] = []  # `Popen` warns if it is deleted while the process runs
 
 
@@ -59,14 +64,16 @@ class Program:
     """Program to run, as the arguments of an interpreter.
 
     Attributes:
-        arguments: `-c` and the source text, `-m` and a module, or the path of a script; then the arguments of the program. The option
-            `-u` may precede.
+        arguments: `-c` and the source text, `-m` and a module, or the path of a script; then the arguments of the program. The options
+            `-u` and `-WACTION` may precede.
+        parent_id: Result of `os.getppid` in the process; by default the id of the real parent, which is a server.
         warning_action: Action of `python -W`.
     """
 
     arguments: Sequence[str]
     directory: str
     environment: Mapping[str, str]
+    parent_id: int | None = None
     warning_action: str = "ignore"
 
 
@@ -89,8 +96,8 @@ def run_forked(library: str, program: Program, timeout: float) -> subprocess.Com
         Path(os.devnull).open(encoding="utf-8") as stdin,
         _connect(library) as connection,
     ):
-        streams = [file.fileno() for file in (stdin, stdout, stderr)]
-        with fork_client.send_request(connection, asdict(program), streams) as answers:
+        files = {0: stdin.fileno(), 1: stdout.fileno(), 2: stderr.fileno()}
+        with fork_client.send_request(connection, asdict(program), files) as answers:
             answers.readline()
             connection.settimeout(timeout)
             try:
@@ -106,17 +113,10 @@ def run_forked(library: str, program: Program, timeout: float) -> subprocess.Com
 def forked_interpreter(library: str) -> str:
     """Return the path of an executable that runs a program, like `python`, in a process forked by the server of a library.
 
-    The executable understands the arguments of `Program`.
+    With other options than those of `Program`, the executable runs a new interpreter.
     """
     _ensure_server(library)
-    executable = _socket_path(library).with_suffix(".python")
-    if not executable.exists():
-        new_file = executable.with_suffix(f".{os.getpid()}")
-        command = [sys.executable, "-IS", fork_client.__file__, str(_socket_path(library))]
-        new_file.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
-        new_file.chmod(0o700)
-        new_file.replace(executable)
-    return str(executable)
+    return _executable_path(_socket_path(library))
 
 
 def _texts(*files: IO[str]) -> list[str]:
@@ -145,11 +145,29 @@ def _socket_path(library: str) -> Path:
     return Path(os.environ[DIRECTORY_VARIABLE]) / library
 
 
+def _executable_path(socket_path: str | Path) -> str:
+    return f"{socket_path}.python"
+
+
+_EXECUTABLE = """#!/bin/sh
+case "$1" in
+-c | -m | -u | -W?* | [!-]*) exec {python} -IS {client} {socket} "$@" ;;
+*) exec {python} "$@" ;;
+esac
+"""
+
+
 def _start_server() -> None:
     with ExitStack() as stack:
         listeners = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in MODULES]
         for library, listener in zip(MODULES, listeners, strict=True):
-            listener.bind(str(_socket_path(library)))
+            socket_path = _socket_path(library)
+            executable = Path(_executable_path(socket_path))
+            parts = {"python": sys.executable, "client": fork_client.__file__, "socket": str(socket_path)}
+            quoted_parts = {name: shlex.quote(part) for name, part in parts.items()}
+            executable.write_text(_EXECUTABLE.format(**quoted_parts), encoding="utf-8")
+            executable.chmod(0o700)
+            listener.bind(str(socket_path))
             listener.listen(100)
         descriptors = [listener.fileno() for listener in listeners]
         arguments = [
@@ -223,30 +241,51 @@ def _close(libraries: Iterable[_Library]) -> None:
 def _fork_program(connection: socket.socket) -> Program:
     """Receive a request, fork the process of the program, and answer with its id and exit status. Returns in the forked process.
 
-    The process is killed if the client closes its side of the connection.
+    The process and its group are killed if the client closes its side of the connection.
     """
-    size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * array.array("i").itemsize))
-    descriptors = array.array("i", ancillary[0][2])
-    request = b""
-    while len(request) < int.from_bytes(size, "big"):
-        request += connection.recv(1 << 20)
+    executable = _executable_path(connection.getsockname())
+    size, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(MAX_FILES * array.array("i").itemsize))
+    files = array.array("i", ancillary[0][2])
+    text = b""
+    while len(text) < int.from_bytes(size, "big"):
+        text += connection.recv(1 << 20)
+    request = json.loads(text)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         connection.close()
-        for target, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        return Program(**json.loads(request))
+        os.setpgid(0, 0)
+        _place(files, request["descriptors"])
+        sys.executable = executable
+        multiprocessing.set_executable(executable)
+        return Program(**request["program"])
+    with suppress(PermissionError):  # the process already runs another program
+        os.setpgid(pid, pid)
     disconnection_errors = (BrokenPipeError, ConnectionResetError)
     with suppress(*disconnection_errors):
         connection.sendall(f"{pid}\n".encode())
     if connection.fileno() in select.select([connection.fileno(), os.pidfd_open(pid)], [], [])[0]:
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with suppress(*disconnection_errors):
         connection.sendall(f"{status}\n".encode())
     os._exit(0)
+
+
+def _parent_id(program_id: int, parent_id: int, real_parent_id: Callable[[], int]) -> int:
+    """Return the parent of a program, or of a process that the program has forked."""
+    return parent_id if os.getpid() == program_id else real_parent_id()
+
+
+def _place(files: Sequence[int], descriptors: Sequence[int]) -> None:
+    """Give open files the descriptors of the program."""
+    first_unused = max(*files, *descriptors) + 1
+    moved_files = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, first_unused) for file in files]
+    for file in files:
+        os.close(file)
+    for file, descriptor in zip(moved_files, descriptors, strict=True):
+        os.dup2(file, descriptor)
+        os.close(file)
 
 
 def _prepare(program: Program, library_path: Sequence[str]) -> Callable[[], object]:
@@ -254,13 +293,18 @@ def _prepare(program: Program, library_path: Sequence[str]) -> Callable[[], obje
     os.chdir(program.directory)
     os.environ.clear()
     os.environ.update(program.environment)
-    sys.warnoptions[:] = [program.warning_action]
+    if program.parent_id is not None:
+        os.getppid = partial(_parent_id, os.getpid(), program.parent_id, os.getppid)
+    arguments, warning_action = list(program.arguments), program.warning_action
+    while arguments[0].startswith(("-u", "-W")):
+        option = arguments.pop(0)
+        if option == "-u":
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+        else:
+            warning_action = option.removeprefix("-W")
+    sys.warnoptions[:] = [warning_action]
     warnings.resetwarnings()
-    warnings.simplefilter(program.warning_action)  # type: ignore[arg-type]  # the actions are those of `python -W`
-    arguments = list(program.arguments)
-    if arguments[0] == "-u":
-        del arguments[0]
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a TextIOWrapper
+    warnings.simplefilter(warning_action)  # type: ignore[arg-type]  # the actions are those of `python -W`
     main = ModuleType("__main__")
     first_path = ""
     run: Callable[[], object]

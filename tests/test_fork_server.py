@@ -32,7 +32,7 @@ signal.signal(signal.SIGTERM, exit_with_number)
 print("ready", flush=True)
 time.sleep(60)
 """
-PRINT_PID_AND_SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+PRINT_PID_AND_SLEEP = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,8 @@ def test_a_program_has_its_own_surroundings_and_status_and_the_modules_of_its_li
 def test_the_executable_runs_scripts_and_modules_with_its_input_and_output(
     tmp_path: Path, is_module: bool
 ) -> None:
-    (tmp_path / "program.py").write_text("import sys; print(sys.stdin.read(), sys.argv, __name__)\n")
+    source = "import os, sys; print(sys.stdin.read(), sys.argv, __name__, os.getppid())\n"
+    (tmp_path / "program.py").write_text(source)
     argument = ["-m", "program"] if is_module else ["-u", "program.py"]
     command = [forked_interpreter("colors"), *argument, "x"]
     completed = subprocess.run(
@@ -87,7 +88,7 @@ def test_the_executable_runs_scripts_and_modules_with_its_input_and_output(
     )
 
     path = tmp_path / "program.py" if is_module else "program.py"
-    assert completed.stdout == f"hello ['{path}', 'x'] __main__\n"
+    assert completed.stdout == f"hello ['{path}', 'x'] __main__ {os.getpid()}\n"
 
 
 def test_the_executable_forwards_a_signal_and_has_the_status_of_the_program() -> None:
@@ -100,13 +101,32 @@ def test_the_executable_forwards_a_signal_and_has_the_status_of_the_program() ->
         assert process.returncode == 5
 
 
-def test_a_program_ends_with_its_executable() -> None:
+@pytest.mark.parametrize("is_program_killed", [True, False])
+def test_a_program_and_its_executable_end_together(is_program_killed: bool) -> None:
     with start(PRINT_PID_AND_SLEEP) as process:
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        process.kill()
+        os.kill(pid if is_program_killed else process.pid, signal.SIGKILL)
 
+        assert process.wait(WAIT_LIMIT_SECONDS) == -signal.SIGKILL
         wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_interpreters_that_a_program_starts_are_forked_with_their_open_files(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("""
+import multiprocessing, sys
+def send(connection):
+    connection.send("colorsys" in sys.modules)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe()
+    context.Process(target=send, args=(sender,)).start()
+    print(receiver.recv())
+""")
+    completed = run_forked("colors", Program([str(script)], "/", {}), WAIT_LIMIT_SECONDS)
+
+    assert completed.stdout == "True\n"
 
 
 def test_a_program_that_crashes_harms_neither_the_server_nor_another_program() -> None:

@@ -84,7 +84,7 @@ train({package!r}, callbacks)
 @pytest.mark.parametrize(("package", "explicit"), [("lightning.fabric", True), ("lightning_fabric", False)])
 def test_a_fabric_loop_is_recorded_with_its_checkpoints(tmp_path: Path, package: str, explicit: bool) -> None:
     program = FABRIC_PROGRAM.format(package=package, explicit=explicit)
-    library = "lightning" if explicit else None
+    library = "lightning" if explicit else "torch"
     ended_job = run_job(tmp_path, program, {} if explicit else AUTO, library=library)
 
     steps = {STEPS: 4, "phase backward": 4, "phase optimizer": 4, "run_info framework=fabric": 1}

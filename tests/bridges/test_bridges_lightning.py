@@ -130,7 +130,7 @@ def test_an_unchanged_job_is_recorded_once(tmp_path: Path, package: str, explici
         pytest.skip(f"not installed: {package}")
     program = LIGHTNING + UNCHANGED_JOB.format(explicit=explicit)
     environment = {**AUTO, "LIGHTNING_PACKAGE": package}
-    ended_job = run_job(tmp_path, program, environment, library="lightning" if explicit else None)
+    ended_job = run_job(tmp_path, program, environment, library="lightning" if explicit else "torch")
 
     assert (
         ended_job.differences({STEPS: 6, SAMPLES: 24, "phase backward": 6, "phase optimizer": 6, SAVES: 2})

@@ -53,7 +53,7 @@ sibling.terminate()
 )
 def test_the_training_process_has_rank_0_and_no_other_process_has_a_rank(tmp_path: Path, launch: str) -> None:
     train = f"{TRAIN_FUNCTION}\nif __name__ == '__main__':\n    train()\n"
-    library = "torch" if launch == WRAPPER_LINE else None
+    library = None if launch == LAUNCHER_LINE else "torch"
     spawned_job = run_script(tmp_path, train, f"import exporter.bridges\n{launch}", library=library)
 
     assert spawned_job.differences({f"{STEPS} rank=0": 3, SAVES: 1}) == {}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from bridges_support import create_distribution, needs
+from fork_server import forked_interpreter
 from places import TESTS
 from program_support import page_of, sum_by_labels
 from run_support import (
@@ -37,10 +38,10 @@ def job_environment(path: Path, **extra: str) -> dict[str, str]:
     return env
 
 
-def torchrun_command(ranks: int, script: Path, *arguments: object) -> list[str]:
+def torchrun_command(interpreter: str, ranks: int, script: Path, *arguments: object) -> list[str]:
     rendezvous_options = ["--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     worker_options = [f"--nproc-per-node={ranks}", "--max-restarts=1"]
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    launcher = [interpreter, "-m", "torch.distributed.run"]
     return [*launcher, *rendezvous_options, *worker_options, str(script), *map(str, arguments)]
 
 
@@ -101,9 +102,9 @@ def test_a_job_that_fails_twice_behaves_as_without_the_exporter_and_is_recorded_
     script = tmp_path / "train.py"
     call = f"train_with_two_failures({str(tmp_path)!r})"
     script.write_text(f"from programs.torchrun import train_with_two_failures\n{call}\n")
-    env = job_environment(tmp_path)
+    env, interpreter = job_environment(tmp_path), forked_interpreter("torch")
     plain_outcome, outcome_under_run = (
-        run_job(tmp_path, torchrun_command(2, script), env, is_under_run=is_under_run)
+        run_job(tmp_path, torchrun_command(interpreter, 2, script), env, is_under_run=is_under_run)
         for is_under_run in (False, True)
     )
     page = outcome_under_run.page
@@ -138,7 +139,7 @@ def test_an_agent_ends_on_sigterm_as_without_the_exporter_and_the_run_is_interru
     plain_outcome, outcome_under_run = (
         run_job(
             tmp_path,
-            torchrun_command(1, script, alive),
+            torchrun_command(sys.executable, 1, script, alive),
             env,
             is_under_run=is_under_run,
             sigterm_when=alive.exists,
@@ -219,7 +220,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     launcher.write_text(LAUNCHER_PROGRAM)
     feed.mkdir()
     env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
-    process = run_to_completion([sys.executable, str(launcher)], env=env, cwd=tmp_path)
+    process = run_to_completion([forked_interpreter("torch"), str(launcher)], env=env, cwd=tmp_path)
     page = page_of(feed)
 
     assert process.returncode == 0, process.stderr
@@ -253,10 +254,10 @@ time.sleep(8)
 def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: Path) -> None:
     script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
     script.write_text(WORKER_PROGRAM)
-    env = job_environment(tmp_path, EXPORTER_AUTO="1")
+    env = job_environment(tmp_path, EXPORTER_AUTO="1", PYTHON_EXEC=sys.executable)  # of torchrun's workers
     options = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
     agent = [
-        sys.executable,
+        forked_interpreter("torch"),
         "-m",
         "torch.distributed.run",
         *options,

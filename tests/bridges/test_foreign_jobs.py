@@ -31,15 +31,12 @@ LIBRARIES = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=needs(LIBRARIES[name])) for name in LIBRARIES])
-def test_the_page_agrees_with_the_log_of_the_job(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_agrees_with_the_log_of_the_job(name: str, tmp_path: Path) -> None:
     job = next(foreign_job for foreign_job in JOBS if foreign_job.name == name)
     if name == "two_pythons":
         python = sys.executable  # a new interpreter, which starts as that of a user
     else:
         python = forked_interpreter("lightning" if name == "fabric" else "torch")
-        monkeypatch.setenv("PYTHON_EXEC", python)  # the interpreter of torchrun's ranks
     result = measure(job, python, tmp_path)
 
     verdicts = {comparison.verdict for comparison in result.comparisons().values()}

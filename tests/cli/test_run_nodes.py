@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 from bridges_support import needs
+from fork_server import forked_interpreter
 from places import TESTS
 from program_support import series, sum_by_labels
 from run_support import (
@@ -29,7 +29,13 @@ STEPS = 30
 
 
 def agent_command(node: int, rendezvous_options: list[str], script: Path) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
+    launcher = [
+        forked_interpreter("torch"),
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        f"--node-rank={node}",
+    ]
     return [*launcher, "--nproc-per-node=1", *rendezvous_options, str(script)]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bridges_support import needs
 from container_support import reason_to_skip, sidecar_in_namespaces
+from fork_server import forked_interpreter
 from hangs_support import JOBS, kill_tree, ranks_command, stall_command
 from run_support import child_environment
 from serve_support import Sidecar, sidecar
@@ -36,13 +37,15 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @contextmanager
-def job_with_sidecar(tmp_path: Path, *command: str, configuration: str = CONFIGURATION) -> Iterator[Sidecar]:
+def job_with_sidecar(
+    tmp_path: Path, *command: str, interpreter: str = sys.executable, configuration: str = CONFIGURATION
+) -> Iterator[Sidecar]:
     """Run a job with a sidecar, by default with a hang limit of HANG_AFTER_SECONDS."""
     file = tmp_path / "config.yaml"
     file.write_text(configuration)
     with sidecar(tmp_path, f"--config.file={file}") as running:
         env = child_environment(EXPORTER_FEED_DIR=str(tmp_path / "feed"), EXPORTER_RUN="job", RANK="0")
-        job = subprocess.Popen([sys.executable, *command], env=env, start_new_session=True)
+        job = subprocess.Popen([interpreter, *command], env=env, start_new_session=True)
         try:
             yield running
         finally:
@@ -80,7 +83,8 @@ def is_logged(running: Sidecar, sentence: str) -> bool:
 
 @needs("torch")
 def test_the_suspected_rank_of_a_gloo_job_is_on_the_page_and_in_the_log(tmp_path: Path) -> None:
-    with job_with_sidecar(tmp_path, *ranks_command(3, "collective.py", "1", "default")) as running:
+    command = ranks_command(3, "collective.py", "1", "default")
+    with job_with_sidecar(tmp_path, *command, interpreter=forked_interpreter("torch")) as running:
         waiting_ranks = wait_for_explanation(running, 3)
         page = running.request("/")[1]
         wait_until(lambda: is_logged(running, "Rank 1: read_shard (collective.py:16)"))
@@ -95,7 +99,8 @@ def test_the_suspected_rank_of_a_gloo_job_is_on_the_page_and_in_the_log(tmp_path
 
 @needs("torch")
 def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path: Path) -> None:
-    with job_with_sidecar(tmp_path, *ranks_command(3, "dead_workers.py", "2")) as running:
+    command = ranks_command(3, "dead_workers.py", "2")
+    with job_with_sidecar(tmp_path, *command, interpreter=forked_interpreter("torch")) as running:
         waiting_ranks = wait_for_explanation(running, 3)
         wait_until(lambda: is_logged(running, f"Rank 2: {QUEUE_GET} (dead_workers.py:24), data_loading"))
 
@@ -107,7 +112,8 @@ def test_the_rank_whose_data_workers_were_killed_is_named_with_its_line(tmp_path
 def test_a_data_loader_whose_workers_were_killed_ends_the_run_with_the_reason_of_torch(
     tmp_path: Path,
 ) -> None:
-    with job_with_sidecar(tmp_path, str(JOBS / "killed_loader_workers.py")) as running:
+    command = str(JOBS / "killed_loader_workers.py")
+    with job_with_sidecar(tmp_path, command, interpreter=forked_interpreter("torch")) as running:
         wait_until(lambda: run_state(running))  # the import of torch is slow on a busy machine
         outcome = wait_until(
             lambda: re.search(r'^training_run_outcome_info\{(.*run="job".*)\} 1', running.page, re.MULTILINE)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from bridges_support import needs
+from fork_server import forked_interpreter
 from hangs_support import JOBS, kill_tree, ranks_command, stall_command
 from places import PROJECT
 from waiting import wait_until
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @contextlib.contextmanager
-def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+def job_process(
+    feed: Path, *command: str, interpreter: str = sys.executable, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job that records into a feed directory, and kill the process group of the job at the end."""
     feed.mkdir(mode=0o700, exist_ok=True)
     environment = os.environ | {
@@ -36,7 +39,7 @@ def job_process(feed: Path, *command: str, **variables: str) -> Iterator[subproc
         "PYTHONPATH": str(PROJECT),
         **variables,
     }
-    process = subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True)
+    process = subprocess.Popen([interpreter, *command], env=environment, start_new_session=True)
     try:
         yield process
     finally:
@@ -70,7 +73,7 @@ def wait_for_groups(feed: Path, ranks: int, function: str) -> dict[str, Any]:
 @pytest.mark.parametrize("group", ["default", "new"])
 def test_the_rank_outside_the_collective_is_named(tmp_path: Path, hanging_rank: int, group: str) -> None:
     command = ranks_command(3, "collective.py", str(hanging_rank), group)
-    with job_process(tmp_path / "feed", *command):
+    with job_process(tmp_path / "feed", *command, interpreter=forked_interpreter("torch")):
         output = wait_for_groups(tmp_path / "feed", 3, "read_shard")
 
     suspected_group, waiting_group = output["groups"]
@@ -143,7 +146,8 @@ def test_a_process_whose_c_call_holds_the_interpreter_lock_does_not_answer_and_i
 
 @needs("torch")
 def test_a_job_whose_data_workers_hang_waits_in_its_loader(tmp_path: Path) -> None:
-    with job_process(tmp_path / "feed", str(JOBS / "stuck_loader.py")):
+    command = str(JOBS / "stuck_loader.py")
+    with job_process(tmp_path / "feed", command, interpreter=forked_interpreter("torch")):
         output = wait_for_groups(tmp_path / "feed", 1, LOADER_FUNCTION)
 
     assert output["groups"][0]["location"].startswith("stuck_loader.py:")

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bridges_support import needs
+from fork_server import forked_interpreter
 from goodput_support import check_seconds_add_up, counts_by_reason, read_page, training_value, wait_for_page
 from places import PROJECT, TESTS
 from run_support import child_environment
@@ -43,7 +43,7 @@ def test_the_goodput_of_a_torchrun_killed_twice_matches_a_hand_calculation(tmp_p
     )
     (tmp_path / "exporter.yaml").write_text("feed:\n  interval: 200ms\n")
     command = [
-        sys.executable,
+        forked_interpreter("torch"),
         *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"),
         "--monitor-interval=2",  # so that a rank has the time to log its failed step after the death of the other rank
         str(script),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from bridges_support import needs
-from run_support import fetch_page, free_port, run_command, running_process
+from fork_server import forked_interpreter
+from run_support import child_environment, fetch_page, free_port, run_command, running_process
 from waiting import wait_until
 
 JOB = """
@@ -49,7 +50,6 @@ actor.wait()
 """
 """Program that starts a job as an actor, kills the actor once its file exists, and exits normally."""
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1"]
 RENDEZVOUS = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-id=llama"]
 
 
@@ -76,7 +76,9 @@ def observe_states(tmp_path: Path, command: list[str], final_state: str) -> tupl
     feed, port, all_states = tmp_path / "feed", free_port(), set[str]()
     feed.mkdir()
     last_page = ""
-    with running_process(run_command(feed, command, "--run.linger=60s", port=port), feed) as run:
+    environment = child_environment(PYTHON_EXEC=sys.executable)  # of torchrun, whose workers need no torch
+    run_arguments = run_command(feed, command, "--run.linger=60s", port=port)
+    with running_process(run_arguments, feed, env=environment) as run:
 
         def is_over() -> bool:
             nonlocal last_page
@@ -106,12 +108,14 @@ def test_a_job_with_a_nonzero_exit_status_is_failed_and_never_finished(
 ) -> None:
     work_file = tmp_path / "work"
     job = [str(script), "3", str(work_file)]
-    command = {
-        "python": [sys.executable, *job],
-        "bash": ["bash", "-c", f"{sys.executable} {' '.join(job)}; rc=$?; sleep 5; exit $rc"],
-        "torchrun": [*TORCHRUN, "--standalone", *job],
-        "torchrun with an id": [*TORCHRUN, *RENDEZVOUS, *job],
-    }[launcher]
+    if launcher == "python":
+        command = [sys.executable, *job]
+    elif launcher == "bash":
+        command = ["bash", "-c", f"{sys.executable} {' '.join(job)}; rc=$?; sleep 5; exit $rc"]
+    else:
+        torchrun = [forked_interpreter("torch"), "-m", "torch.distributed.run", "--nproc-per-node=1"]
+        rendezvous_options = RENDEZVOUS if launcher == "torchrun with an id" else ["--standalone"]
+        command = [*torchrun, *rendezvous_options, *job]
     states, last_page = observe_states(tmp_path, command, "failed")
 
     assert not states & {"finished", "lost"}

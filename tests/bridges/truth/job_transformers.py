@@ -16,7 +16,8 @@ class Examples(torch.utils.data.Dataset):
         return 64
 
     def __getitem__(self, index):
-        return {"inputs": torch.full((8,), index / 64), "labels": torch.tensor([index / 64])}
+        value = index / len(self)
+        return {"inputs": torch.full((8,), value), "labels": torch.tensor([value])}
 
 
 class Model(PreTrainedModel):
@@ -25,6 +26,7 @@ class Model(PreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+        self.losses_of_step = []
         self.post_init()
 
     def forward(self, inputs, labels):
@@ -33,18 +35,14 @@ class Model(PreTrainedModel):
         loss = torch.nn.functional.mse_loss(self.layers(inputs), labels)
         if self.training:
             diary.write("batch", samples=len(inputs))
-            diary_callback.losses.append(loss.item())
-            if len(diary_callback.losses) == diary.BATCHES_PER_STEP:
-                diary.crash_if_due(trainer.state.global_step)
+            self.losses_of_step.append(loss.item())
         else:
             diary.write("validation", seconds=time.monotonic() - start_time)
         return {"loss": loss, "logits": labels}
 
 
 class Diary(TrainerCallback):
-    def __init__(self):
-        self.losses = []
-        self.start_time = 0.0
+    start_time = 0.0
 
     def on_train_begin(self, args, state, control, **others):
         diary.write("attempt", start_step=state.global_step)
@@ -52,9 +50,12 @@ class Diary(TrainerCallback):
     def on_step_begin(self, args, state, control, **others):
         self.start_time = time.monotonic()
 
-    def on_step_end(self, args, state, control, optimizer=None, **others):
-        loss = sum(self.losses) / len(self.losses)
-        self.losses.clear()
+    def on_pre_optimizer_step(self, args, state, control, **others):
+        diary.crash_if_due(state.global_step)
+
+    def on_step_end(self, args, state, control, model=None, **others):
+        loss = sum(model.losses_of_step) / len(model.losses_of_step)
+        model.losses_of_step.clear()
         diary.write("step", step=state.global_step, loss=loss, seconds=time.monotonic() - self.start_time)
 
     def on_log(self, args, state, control, logs=None, **others):
@@ -68,10 +69,9 @@ class Diary(TrainerCallback):
         diary.write("save", step=state.global_step)
 
 
-diary_callback = Diary()
 trainer = Trainer(
-    Model(PretrainedConfig()),
-    TrainingArguments(
+    model=Model(PretrainedConfig()),
+    args=TrainingArguments(
         output_dir=str(diary.CHECKPOINT),
         max_steps=diary.STEPS,
         per_device_train_batch_size=4,
@@ -90,7 +90,7 @@ trainer = Trainer(
     ),
     train_dataset=Examples(),
     eval_dataset=Examples(),
-    callbacks=[diary_callback],
+    callbacks=[Diary()],
 )
 trainer.train(resume_from_checkpoint=diary.attempt > 1)
 diary.wait_for_the_end()
