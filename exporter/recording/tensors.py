@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from exporter.recording.conversion import is_asynchronous, to_number
@@ -64,8 +65,11 @@ class TensorReader:
         self._refuse = refuse
         self._local = threading.local()
         self._threads: list[_ThreadCopies] = []
-        # Kept until the end of the process, because freeing pinned memory and events calls CUDA.
-        self._retired_copies: list[_ThreadCopies] = []
+        # Of ended threads. A thread of the job reuses the memory, because freeing pinned memory and events calls CUDA.
+        self._retired_copies: deque[_ThreadCopies] = deque()
+        self._copies_of_parent: list[
+            _ThreadCopies
+        ] = []  # kept until the end of a forked child, which must not call CUDA
 
     def add(self, tensor: object) -> None:
         """Record the value of a torch tensor or JAX array of one element. Never raises and never waits for a device."""
@@ -113,8 +117,8 @@ class TensorReader:
 
     def after_fork(self) -> None:
         """Drop the parent's values in flight, which the parent counts. Called in a forked child."""
-        self._retired_copies += self._threads
-        self._threads = []
+        self._copies_of_parent += [*self._threads, *self._retired_copies]
+        self._threads, self._retired_copies = [], deque()
         self._local = threading.local()
 
     def _record(self, tensor: Any) -> str | None:
@@ -140,6 +144,8 @@ class TensorReader:
                 return "not_a_number"
             self._add(value)
             return None
+        if not copies.pending:
+            self._drop_arrays_of_ended_threads()
         if len(copies.pending) >= MAX_COPIES:
             return "backlog"
         if callable(start := getattr(array, "copy_to_host_async", None)):
@@ -167,8 +173,12 @@ class TensorReader:
             return "capture"
         copies = self._copies()
         if not copies.is_allocated:
-            buffer = torch.empty((MAX_COPIES, 1), dtype=torch.float64, pin_memory=True)
-            copies.free += [_PinnedCopy(buffer[index], torch.cuda.Event()) for index in range(MAX_COPIES)]
+            slots = self._slots_of_ended_thread()
+            if slots is None:
+                buffer = torch.empty((MAX_COPIES, 1), dtype=torch.float64, pin_memory=True)
+                slots = [buffer[index] for index in range(MAX_COPIES)]
+            # New events, because an event belongs to the device on which it was recorded first.
+            copies.free += [_PinnedCopy(slot, torch.cuda.Event()) for slot in slots]
             copies.is_allocated = True
         self.collect()
         if not copies.free:
@@ -179,6 +189,31 @@ class TensorReader:
         copy.event.record(torch.cuda.current_stream(tensor.device))
         copies.pending.append(copy)
         return None
+
+    def _slots_of_ended_thread(self) -> list[Any] | None:
+        """Return the pinned memory of an ended thread whose copies are complete, or None. Other copies of ended threads are dropped."""
+        retired_copies = self._retired_copies
+        for _ in range(len(retired_copies)):
+            try:
+                copies = retired_copies.popleft()
+            except IndexError:  # another thread has taken the last one
+                return None
+            if not copies.is_allocated:
+                continue  # only JAX arrays
+            pinned_copies = [copy for copy in copies.pending if isinstance(copy, _PinnedCopy)]
+            if not all(copy.is_ready() for copy in pinned_copies):
+                retired_copies.append(copies)
+            else:
+                return [copy.slot for copy in (*copies.free, *pinned_copies)]
+        return None
+
+    def _drop_arrays_of_ended_threads(self) -> None:
+        """Drop the JAX arrays of ended threads. On a thread of the job, because the release of an array calls its device."""
+        for copies in list(self._retired_copies):
+            if not copies.is_allocated:
+                copies.pending.clear()
+                with suppress(ValueError):  # another thread has removed it
+                    self._retired_copies.remove(copies)
 
     def _copies(self) -> _ThreadCopies:
         """Return the copies of the calling thread, created on first use."""

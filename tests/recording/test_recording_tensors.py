@@ -157,6 +157,32 @@ def test_tensors_that_two_threads_add_first_at_the_same_time_are_counted(
     assert stat_state("tensors.first").reading().rejected == {"thread_ended": 1}
 
 
+def test_threads_reuse_the_pinned_memory_of_ended_threads(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers: list[list[Slot]] = []
+    device = SimpleNamespace(is_done=True)
+
+    def allocate(shape: tuple[int, int], **_: object) -> list[Slot]:
+        buffers.append([Slot() for _ in range(shape[0])])
+        return buffers[-1]
+
+    monkeypatch.setattr(sys.modules["torch"], "empty", allocate)
+    monkeypatch.setattr(Event, "query", lambda event: device.is_done)
+    reader, values, refusals = new_reader()
+
+    def add_in_a_thread(number: int) -> None:
+        thread = threading.Thread(target=reader.add, args=(CudaTensor(number),))
+        thread.start()
+        thread.join()
+        reader.refuse_unread()
+
+    for number in range(20):
+        add_in_a_thread(number)
+    device.is_done = False  # the device has not completed the copy of the last thread
+    add_in_a_thread(20)
+
+    assert (len(buffers), values, refusals) == (2, [], ["thread_ended"] * 21)
+
+
 def test_a_tensor_that_cannot_be_copied_is_refused_with_a_reason(cuda: Any) -> None:
     tensors, values, reasons = new_reader()
     sharded_tensor = CudaTensor(1.0)
