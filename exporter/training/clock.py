@@ -143,16 +143,17 @@ class PhaseClock:
         self.is_watched = False
         self.limit = self.history.bin_end
 
-    def reset(self, now: float) -> None:
-        """Count from zero. Open blocks stay open."""
+    def reset(self, began: float) -> None:
+        """Count from zero, from *began* or the latest edge after it. Open blocks stay open."""
         self.count_pending_edges()
+        began = max(began, self.last_edge)
         for totals in self.phases.values():
             totals.reset()
         for entry in self.stack:
             entry.entry_seconds = 0.0
-        self.began = self.last_edge = self.active_since = now
+        self.began = self.last_edge = self.active_since = began
         self.iteration_start_work_seconds = 0.0
-        self.history = PhaseHistory(now)
+        self.history = PhaseHistory(began)
         self._restore_limit()
 
     def watch(self, *, on: bool) -> None:

@@ -122,7 +122,8 @@ class TrainingRecording:
 
     def _reset(self) -> None:
         """Count from zero. The caller holds the lock."""
-        self.clock.reset(monotonic())
+        # The time since the last recording of the earlier identity belongs to the new identity.
+        self.clock.reset(monotonic() if self._state.published_until is None else self._state.published_until)
         self.numbers.reset(self._state.progress.published_totals)
         self._state.reset()
 

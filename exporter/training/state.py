@@ -98,6 +98,7 @@ class TrainingState:
     Attributes:
         wall_clock_offset: Wall clock minus monotonic clock in seconds, set by the recorder before each use.
         loop: Latest training loop; None before the first loop.
+        published_until: Monotonic time up to which the latest reading counts the phases; None before the first reading.
     """
 
     def __init__(self, clock: PhaseClock, numbers: Numbers) -> None:
@@ -108,6 +109,7 @@ class TrainingState:
         self.work = Work()
         self.checkpoints = Checkpoints(self.families, self.work)
         self.wall_clock_offset = 0.0
+        self.published_until: float | None = None
         self.loop: Loop | None = None
         self._loop_count = 0
         self._start_of_first_loop: int | None = None  # number of steps before the first loop
@@ -371,6 +373,7 @@ class TrainingState:
         for group, number in sequence_numbers().items():
             self.families.gauge("training.collective_sequence", group=group).set(number)
         clock = self.clock.read(end_time)
+        self.published_until = clock.time
         self._publish_phases(clock)
         self.progress.publish(self.wall_clock_offset)
         if self.loop is not None:

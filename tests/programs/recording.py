@@ -418,3 +418,22 @@ def interrupt_calls(name: str) -> None:
         except LookupError:
             pass
     print(swallowed, flush(60))
+
+
+def train_during_a_slow_change_of_the_identity() -> None:
+    """Print the seconds of a phase in which the identity changes. The change takes half a second longer than usual."""
+    Stat("train.loss", ["mean"]).add(1.0)
+    reset_events = RECORDER.events.reset
+
+    def wait_and_reset() -> None:
+        time.sleep(0.5)
+        reset_events()
+
+    RECORDER.events.reset = wait_and_reset  # type: ignore[method-assign]
+    start_time = time.monotonic()
+    with training.checkpoint_load():
+        time.sleep(0.1)
+        flush()
+        exporter.configure(run="second")
+        time.sleep(0.1)
+    print(time.monotonic() - start_time)

@@ -220,6 +220,19 @@ def test_numbers_that_are_recorded_during_a_change_of_the_identity_belong_to_the
     ]
 
 
+def test_the_seconds_of_a_phase_during_a_change_of_the_identity_are_counted_once(feed: Path) -> None:
+    program = programs.recording.train_during_a_slow_change_of_the_identity
+    completed = run_function(feed, program, EXPORTER_RUN="first")
+    seconds = [
+        snapshot.recording.training.phases["checkpoint_load"]
+        for snapshot in snapshots(feed)
+        if snapshot.recording.training is not None
+    ]
+
+    assert len(seconds) == 2
+    assert sum(seconds) == pytest.approx(float(completed.stdout), abs=0.2)
+
+
 def test_samples_after_configure_have_the_new_identity_although_a_step_of_the_recording_takes_long(
     feed: Path,
 ) -> None:
