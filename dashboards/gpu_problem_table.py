@@ -26,7 +26,7 @@ from dashboards.gpu_problems import (
 )
 from dashboards.palette import GOOD, NEUTRAL
 from dashboards.panels import NO_VALUE, NODE_LINK, RUN_LINK, Panel, value_mappings
-from dashboards.queries import data_wait_remedies
+from dashboards.queries import data_wait_remedies, last_in_range
 from dashboards.rank_problems import EXIT_REASON_PATTERN, MAX_DATA_WAIT_RATIO
 from dashboards.tables import Column, table
 from exporter.status.xids import XID_MEANINGS
@@ -140,6 +140,14 @@ _TARGET_EXISTS = "max(up{@gpu_target})"
 """PromQL with a value if Prometheus has a target of a selected node. Without such a target, the panels are empty."""
 
 
+_WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
+# The share becomes a label, which is part of the text.
+_WAITING_RUNS = (
+    f'(label_replace(0 * count_values by (run) ("share", round(100 * ({_WAIT_RATIO}))) + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME},'
+    ' "problem", "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
+    f" unless on (run) {_RECORDED_NO_PROGRESS})"
+)
+"""PromQL for the selected runs whose ranks all wait for data and that make progress, with the text as the label `problem`."""
 _RUNS_OF_SELECTED_GPUS = (
     "max by (run) (gpu:training_last_rank:info{@run} and on (uuid) last_over_time(gpu_up{@gpu_any_run}[5m]))"
 )
@@ -172,7 +180,7 @@ def _query_node_problems() -> str:
     # A join drops nodes without a match, so a node without a run needs a series too.
     run_by_node = (
         f"(0 * topk by (instance) (1, {RUNS_ON_NODES})"
-        " or on (instance) 0 * max by (instance) (last_over_time(up{@node}[$__range])))"
+        f" or on (instance) 0 * max by (instance) ({last_in_range('up{@node}')}))"
     )
     problems = f"max by (instance, run, problem, remedy) ({_NODE_PROBLEM_ROWS} + on (instance) group_left (run) {run_by_node})"
     lowered = (
@@ -183,24 +191,23 @@ def _query_node_problems() -> str:
 
 
 def _query_run_problems() -> str:
-    """Return PromQL for the rows of the runs that used a selected GPU in the last hour. The value is 100 times the impact.
+    """Return PromQL for the problems of the runs that used a selected GPU in the last hour. The value is 100 times the impact.
 
     The labels are:
 
-    - `run`, `problem` and `remedy` for a run whose ranks all wait for data
+    - `run` and `problem` for a run whose ranks all wait for data
     - also `instance`, `rank` and `gpu` for a run without progress whose cause, or first exit, is known
 
-    A run that a lost GPU stops has no row, because its GPU has one.
+    A run that a lost GPU stops has no series, because its GPU has one.
     """
-    share = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
-    # The share becomes a label, which is part of the text.
-    shares_as_label = f'count_values by (run) ("share", round(100 * ({share})))'
-    waiting_rows = (
-        f'label_replace(0 * {shares_as_label} + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME}, "problem",'
-        ' "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
-    )
+    rows = f"max by (instance, gpu, run, rank, problem) ({_ROWS_OF_STOPPED_RUNS} or {_WAITING_RUNS})"
+    return f"({rows} and on (run) {_RUNS_OF_SELECTED_GPUS})"
+
+
+def _query_run_rows() -> str:
+    """Return PromQL for the series of `_query_run_problems` with the label `remedy`, which reads the processes of all ranks."""
     remedies = f"topk by (run) (1, {data_wait_remedies('@run', '@cluster')})"
-    waiting_rows = f"{waiting_rows} + on (run) group_left (remedy) 0 * {remedies} unless on (run) {_RECORDED_NO_PROGRESS}"
+    waiting_rows = f"{_WAITING_RUNS} + on (run) group_left (remedy) 0 * {remedies}"
     rows = f"max by (instance, gpu, run, rank, problem, remedy) ({_ROWS_OF_STOPPED_RUNS} or {waiting_rows})"
     return f"({rows} and on (run) {_RUNS_OF_SELECTED_GPUS})"
 
@@ -234,7 +241,7 @@ def _problem_columns() -> tuple[Column, ...]:
     If there is no problem, each column of values has one row with `NO_PROBLEM_VALUE`, so that Grafana joins the columns to a single row.
     """
     gpu_rows = with_remedies_of_gpus(_WORST_GPU_PROBLEMS, "@gpu_any_run")
-    node_rows, run_rows = _query_node_problems(), _query_run_problems()
+    node_rows, run_rows = _query_node_problems(), _query_run_rows()
     # Grafana joins the columns on equal labels, so that each start has all labels of its row.
     gpu_start = f"0 * {gpu_rows} + on (instance, gpu) group_left () {_START_OF_WORST_GPU_PROBLEM}"
     node_start = query_start_of_worst(
@@ -248,7 +255,7 @@ def _problem_columns() -> tuple[Column, ...]:
     run_start = f"0 * {run_rows} + on (run) group_left () ({_START_OF_RUN_PROBLEM})"
     no_problem = (
         f'label_replace(0 * {_TARGET_EXISTS} + {NO_PROBLEM_VALUE}, "problem", "{NO_PROBLEM}", "", "")'
-        f" unless on () ({_WORST_GPU_PROBLEMS} or {_NODE_PROBLEM_ROWS} or {run_rows})"
+        f" unless on () ({_WORST_GPU_PROBLEMS} or {_NODE_PROBLEM_ROWS} or {_query_run_problems()})"
     )
     return (
         Column(

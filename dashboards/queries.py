@@ -71,8 +71,20 @@ GPUS_OF_RUN = gpus_of_runs('@run, instance!~"$all_runs"')
 The hidden variable `all_runs` of *GPUs* is `.*` if all runs are selected, and otherwise no name of a node. A selector with the matcher
 `instance!~"$all_runs"` then reads nothing, so that the GPUs of all runs are not compared with all GPUs.
 """
+
+
+def last_in_range(series: str) -> str:
+    """Return PromQL for the last sample of series in the time range, from the end of the range or from the last multiple of five minutes.
+
+    For the labels of targets, this is enough, and reads a twentieth of the samples of a range.
+    """
+    return f"({series} @ end() or last_over_time({series}[$__range:5m] @ end()))"
+
+
+_EXPORTERS = 'exporter_build_info{@cluster, job=~"$job"}'
+_EXPORTERS_OF_RUN = 'exporter_build_info{@cluster, job=~"$job", run=~"$run"}'
 NODES_OF_RUN = (
-    'last_over_time(exporter_build_info{@cluster, job=~"$job", run=~"$run"}[$__range] @ end())'
+    f"{last_in_range(_EXPORTERS_OF_RUN)}"
     ' or last_over_time(gpu_up{@cluster, job=~"$job", instance!~"$all_runs"}[$__range] @ end())'
     f" and on (uuid) ({GPUS_OF_RUN})"
 )
@@ -101,7 +113,7 @@ _CONDITIONS = {
     "gpu_node": f"on (instance) ({NODES_OF_RUN})",
     "gpu_target": f"on (job, instance) ({NODES_OF_RUN})",
     # `up` has series of every target of Prometheus.
-    "target": 'on (job) last_over_time(exporter_build_info{@cluster, job=~"$job"}[$__range] @ end())',
+    "target": f"on (job) {last_in_range(_EXPORTERS)}",
     "energy_node": f"on (instance) ({NODES_OF_ENERGY})",
 }
 """PromQL operands of `and` that limit series with a selector, by selector name.

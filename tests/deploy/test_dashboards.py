@@ -285,6 +285,23 @@ def test_no_query_is_longer_than_the_budget_of_its_dashboard(uid: str) -> None:
     assert {name: size for name, size in sizes.items() if size > MAX_QUERY_BYTES[uid]} == {}
 
 
+def test_the_first_screen_of_gpus_reads_the_time_range_of_nodes_and_not_of_all_gpus() -> None:
+    panels = MODELS["training-gpus"]["panels"]
+    (first_row, second_row, *_) = [index for index, panel in enumerate(panels) if panel["type"] == "row"]
+    families_of_nodes = {"gpu_devices", "gpu_devices_expected", "gpu_nvml_up"}
+    ranges = {
+        (match[1], match[2])
+        for panel in panels[first_row + 1 : second_row]
+        for target in panel["targets"]
+        for match in re.finditer(r"\b((?:gpu|training)_\w+)(\{[^}]*\})\[\$__range", target["expr"])
+    }
+
+    assert ranges
+    # With all runs selected, such a matcher selects nothing.
+    of_all_gpus = {family for family, matchers in ranges if 'instance!~"$all_runs"' not in matchers}
+    assert of_all_gpus - families_of_nodes == set()
+
+
 @every_board
 def test_all_is_a_pattern_and_not_a_list_of_values(uid: str) -> None:
     for variable in MODELS[uid]["templating"]["list"]:
