@@ -97,7 +97,8 @@ def _overview_panels() -> tuple[Panel, ...]:
             named_values_query(
                 {
                     NO_PROBLEM: f"(count({active} == {Verdict.NO_PROBLEM}) or {zero_runs})",
-                    "problem": f"(count({active} > 0 < {Verdict.UNKNOWN} != {Verdict.STARTING}) or {zero_runs})",
+                    # Each comparison keeps some of the runs that the comparison to its left keeps.
+                    "problem": f"(count({active} > {Verdict.NO_PROBLEM} < {Verdict.UNKNOWN} != {Verdict.STARTING}) or {zero_runs})",
                     NO_PROGRESS: f"(count({active} == {Verdict.NO_PROGRESS}) or {zero_runs})",
                     UNKNOWN: f"(count({active} == {Verdict.UNKNOWN}) or {zero_runs})",
                     ENDING: f"count({active} == {Verdict.ENDING})",

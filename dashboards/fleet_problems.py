@@ -312,8 +312,8 @@ def main_problem() -> str:
     """Return PromQL for the main problem of each run that has a problem: the first of the list that the run has.
 
     The texts are those of *What is wrong* on *Run*. An alert has its name, and an alert about an Xid the Xid, in place of a text. A slow
-    rank and a wait for data precede an alert of severity warning, which has no number: the text is the same before and after the alert
-    fires.
+    rank and a wait for data precede the alerts of severity warning, whose texts have no number. The text of a slow rank therefore stays
+    when the alert about the rank fires.
     """
     alerts = with_xid(_alert_problems(), "alertname")
     has_critical_alert = 'max by (run) (ALERTS{@cluster, alertstate="firing", severity="critical"})'

@@ -4,8 +4,9 @@ The plot of a quantity has these lines, see `_gpu_plot`:
 
 - Outliers, at most `MAX_LINES`: GPUs with a clear difference from the median of the GPUs of their run, in the last two minutes of the time
   range. The difference is to the own run, because runs differ by design. The lines are thick, with the same color in every panel.
-- Fallen GPUs, at most `MAX_LINES`, if low values are bad: GPUs with a clear difference from their own earlier value, in the same two
-  minutes, such as all GPUs of a run that waits for data. The lines are those of outliers.
+- Fallen GPUs, at most `MAX_LINES`: GPUs whose value in the same two minutes is clearly below their own earlier value, such as all GPUs of
+  a run that waits for data. The lines look like those of outliers. Only plots have them in which low values are bad, and in which a
+  difference is a share of the median.
 - The GPUs with the lowest or the highest means in the time range, whichever are bad, at most `MAX_LINES`. The lines are thin and gray.
 - Free GPUs, at most `MAX_FREE_LINES`: GPUs that a run held earlier, while live ranks hold other GPUs. The lines are dashed.
 - Lost GPUs, at most `MAX_LINES`. The lines are thick and red, and end at the loss.
@@ -50,7 +51,10 @@ OUTLIER_NOTE = ": outlier"
 FALLEN_NOTE = ": fell"
 """Addition to the legend of a GPU that differs from its own earlier value at the end of the time range."""
 EARLIER_QUANTILE = 0.75
-"""Quantile of the values of a GPU in the time range that is its earlier value: the time after a fall is the smaller part of most ranges."""
+"""Quantile of the values of a GPU in the time range that counts as its earlier value.
+
+The values after a fall are low, and fill the smaller part of most time ranges, so that they change a high quantile little.
+"""
 LOST_NOTE = ": lost"
 """Addition to the legend of a GPU that is lost at the end of the time range."""
 _LOST_GPUS = "last_over_time(gpu_up{@gpu}[2m] @ end()) == 0"
@@ -173,15 +177,19 @@ class GpuQuantity:
         return f"topk({MAX_LINES}, {difference} > {limit})"
 
     def fallen(self, values: str) -> str:
-        """Return PromQL for the GPUs whose value among *values* fell most since earlier in the time range; at most `MAX_LINES`."""
+        """Return PromQL for the GPUs whose value among *values* is below their earlier value by more than `distance`; at most `MAX_LINES`.
+
+        The distance is a share of the earlier value, see `EARLIER_QUANTILE`.
+        """
         earlier = f"quantile_over_time({EARLIER_QUANTILE}, ({self.expression})[$__range:$__interval] @ end())"
         return f"topk({MAX_LINES}, 1 - {values} / {earlier} > {self.distance})"
 
 
 def _marked(expression: str, gpus: str, note: str) -> str:
     """Return PromQL for the series of some GPUs, with the run in brackets and *note* as the label `note`, for the legend."""
-    with_run = f"({expression}) and on (instance, gpu) {gpus}"
-    with_run = f"({with_run}) * on (uuid) group_left (run) {_RUN_BY_UUID}"
+    selected = f"({expression}) and on (instance, gpu) {gpus}"
+    with_run = f"({selected}) * on (uuid) group_left (run) {_RUN_BY_UUID}"
+    # The second replacement applies to the GPUs whose run is known.
     return f'label_replace(label_replace({with_run}, "note", "{note}", "", ""), "note", " ($1){note}", "run", "(.+)")'
 
 

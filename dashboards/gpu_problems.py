@@ -266,12 +266,12 @@ NODE_PROBLEMS = (
 
 @dataclass(frozen=True, slots=True)
 class GpuProblem:
-    """Problem of a GPU in the rule `gpu:gpu_fault:urgency`, which has its condition. Its number follows from impact and position."""
+    """Problem of a GPU. The rule `gpu:gpu_fault:urgency` has the condition, and a number that follows from impact and position."""
 
-    name: str  # the label `problem`, or its beginning
+    name: str  # text in the table *Health of each GPU*
     remedy: str
     impact: Impact  # on a run that uses the GPU
-    pattern: str = ""  # regular expression of the label `problem`; empty if it is the name
+    pattern: str = ""  # regular expression of the label `problem` of the rule; empty if the label is the name
 
     @property
     def matcher(self) -> str:
@@ -297,7 +297,7 @@ GPU_PROBLEMS = (
     GpuProblem("other Xid", "read the job's log; reset if repeated", Impact.POSSIBLE, pattern="Xid .+"),
     GpuProblem("a memory row waits for a reset", "reset the GPU when free", Impact.POSSIBLE),
 )
-"""Problems of GPUs, the worst first. Of several that match a label, the first counts."""
+"""Problems of GPUs, the worst first. Of several problems whose pattern matches the label `problem`, the first counts."""
 
 
 def gpu_problem_values() -> dict[int, GpuProblem]:

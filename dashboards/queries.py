@@ -68,8 +68,8 @@ def gpus_of_runs(selector: str) -> str:
 GPUS_OF_RUN = gpus_of_runs('@run, instance!~"$all_runs"')
 """PromQL for each GPU that a selected run held in the time range; without a value if all runs are selected.
 
-The hidden variable `all_runs` of *GPUs* is `.*` if all runs are selected, and otherwise no name of a node. A selector with the matcher
-`instance!~"$all_runs"` then reads nothing, so that the GPUs of all runs are not compared with all GPUs.
+The hidden variable `all_runs` of *GPUs* is `.*` if all runs are selected, and otherwise `-`, which is no name of a node. The matcher
+`instance!~"$all_runs"` therefore selects nothing if all runs are selected. That saves the join of all GPUs with all runs.
 """
 
 
@@ -152,7 +152,10 @@ def _limited(condition: str, series: re.Match[str]) -> str:
 
 
 def _of_all_runs_or_limited(condition: str, series: re.Match[str]) -> str:
-    """Return a series of GPUs: without a condition if all runs are selected, otherwise with the condition. One operand reads nothing."""
+    """Return a series of GPUs: without a condition if all runs are selected, otherwise with the condition.
+
+    By the variable `all_runs` (see `GPUS_OF_RUN`), one of the two operands of `or` selects nothing.
+    """
     of_all_runs, of_selected_runs = (
         re.sub(r"@gpu\b", f'@gpu_any_run, instance{operator}"$all_runs"', series[0])
         for operator in ("=~", "!~")
