@@ -47,6 +47,7 @@ _TRAIN_MODE = {"mode": "train"}
 _SOURCES = (
     TrackSource("tokens", "training_tokens_total", ("run",), _TRAIN_MODE),
     TrackSource("loss", "training_loss", ("run",), _TRAIN_MODE),
+    TrackSource("saved step", "training_checkpoint_last_step", ("run",)),
     TrackSource("executed steps", "training_steps_total", ("run",), _TRAIN_MODE),
     TrackSource("trainers", "training_process_instances", ("run",), {"role": "trainer"}),
     TrackSource("starting", "training_run_state", ("run",), {"state": "starting"}),

@@ -21,7 +21,7 @@ from exporter.status.elements import (
 )
 from exporter.status.formatting import age, duration, energy, grams, number, rank_names, share
 from exporter.status.history import Line
-from exporter.status.view import Run, View
+from exporter.status.view import NonfiniteValues, Run, View
 
 _MAX_BADPUT_CAUSES = 3
 _STATE_STYLES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
@@ -133,6 +133,48 @@ def _loss(view: View, run: Run) -> float | None:
     return view.samples.value("training_loss", run=run.name, mode="train") if run.is_stepping else None
 
 
+def _loss_figure(view: View, run: Run) -> list[Figure]:
+    """Return the latest loss. For a loss that is not finite, return the first such step, the last save before, and the last finite loss."""
+    values = run.nonfinite.get("loss")
+    losses = [loss for _, loss in view.history.read_levels("loss", run.name) if loss is not None]
+    notes = []
+    if values is not None and values.saved_step is not None:
+        notes.append(f"last save before it: step {values.saved_step:,}")
+    if values is not None and losses:
+        notes.append(f"last finite loss: {number(losses[-1])}")
+    return _value_figure("loss", _loss(view, run), values, *notes)
+
+
+def _value_figure(
+    name: str, value: float | None, values: NonfiniteValues | None, *notes: str
+) -> list[Figure]:
+    """Return the latest value, or the first step of the values that are not finite up to the latest value."""
+    if values is None:
+        return figure(name, value_or_dash(value, number))
+    return figure(name, styled("NaN or infinite", "bad"), f"since {values.start_text}", *notes)
+
+
+def _nonfinite_counts(view: View, run: Run) -> list[Figure]:
+    """Return the number of values that were not finite, by kind; no figure without such a value."""
+    counts = {
+        kind: view.samples.total("training_nonfinite_total", run=run.name, kind=label) or 0.0
+        for kind, label in (("losses", "loss"), ("gradient norms", "grad"))
+    }
+    if not any(counts.values()):
+        return []
+    text = ", ".join(f"{count:,.0f} {kind}" for kind, count in counts.items() if count)
+    return figure("NaN or infinite so far", styled(text, "bad"))
+
+
+def _bad_save_notes(view: View, run: Run) -> list[str]:
+    """Return a note if the last save is later than the first of the losses that are not finite."""
+    values = run.nonfinite.get("loss")
+    saved_step = view.samples.value("training_checkpoint_last_step", run=run.name)
+    if values is None or values.step is None or saved_step is None or saved_step < values.step:
+        return []
+    return [f"after the first NaN or infinite loss, of step {values.step:,}"]
+
+
 def _run_figures(view: View, run: Run) -> list[Figure]:
     """Return the figures of a run. Rates, loss, gradient norm and learning rate are dashes if they are not current."""
     samples, history, now, name = view.samples, view.history, view.exporter.now, run.name
@@ -141,7 +183,6 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
     def current(family: str) -> float | None:
         return samples.value(family, run=name) if run.is_stepping else None
 
-    nonfinite = samples.total("training_nonfinite_total", run=name)
     saved_at = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
     unsaved_seconds = None if run.is_ended else samples.value("training_uncommitted_seconds", run=name)
     figures = [
@@ -152,19 +193,19 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
                 history.compute_last_rate("timed steps", name) if run.is_stepping else None, number
             ),
         ),
-        *figure("loss", value_or_dash(_loss(view, run), number)),
-        *figure("NaN or infinite", styled(f"{nonfinite:.0f}", "bad") if nonfinite else ()),
+        *_loss_figure(view, run),
+        *_nonfinite_counts(view, run),
         *figure(
             f"tokens per second{_coverage_note(run)}", value_or_dash(_tokens_per_second(view, run), number)
         ),
-        *figure("gradient norm", value_or_dash(current("training_grad_norm"), number)),
+        *_value_figure("gradient norm", current("training_grad_norm"), run.nonfinite.get("grad")),
         *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
         *_goodput(view, run),
         *figure(
             "at risk, unsaved",
             value_or_dash(unsaved_seconds, lambda seconds: duration(seconds) if seconds >= 0.1 else "0 s"),
         ),
-        *figure("last checkpoint", age_or_dash(saved_at, now)),
+        *figure("last checkpoint", age_or_dash(saved_at, now), *_bad_save_notes(view, run)),
         *_restarts(view, run),
         *figure(
             f"energy{node_note}",
@@ -248,6 +289,8 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     has_saved = value("training_checkpoint_last_success_timestamp_seconds", run=name) is not None
     save_count = view.samples.total("training_checkpoints_total", run=name, result="ok")
     note = "work covered by a save"
+    if _bad_save_notes(view, run):
+        note = "includes saves after the first NaN or infinite loss"
     if not has_saved and not save_count and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
     figures = figure("goodput, committed", styled(share(productive / wall)), note)

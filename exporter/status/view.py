@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from exporter.collectors.status import CollectorStatus
 from exporter.feed.runs import Job
-from exporter.status.formatting import rank_names
+from exporter.status.formatting import clock, rank_names
 from exporter.status.history import History, RankOfRun
 from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
@@ -100,6 +100,20 @@ class ExporterInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class NonfiniteValues:
+    """Consecutive losses or gradient norms that are not finite, up to the latest value."""
+
+    start: float  # Unix time of the first
+    step: int | None  # step of the first, counted from 1; None before the training loop
+    saved_step: int | None  # step of the last known save before `step`; None if unknown
+
+    @property
+    def start_text(self) -> str:
+        """Step and time of the first value, such as "step 82 (14:27:03 UTC)"."""
+        return clock(self.start) if self.step is None else f"step {self.step:,} ({clock(self.start)})"
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Training run."""
 
@@ -117,6 +131,7 @@ class Run:
     failed_at: float | None = (
         None  # Unix time of the first failure of a rank of this node whose process has not restarted
     )
+    nonfinite: Mapping[str, NonfiniteValues] = field(default_factory=dict)  # by kind: "loss" or "grad"
     # Unix time of the last completed step if the next step is late; otherwise None
     last_step_before_delay: float | None = None
 
@@ -267,11 +282,25 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         ranks=tuple(sorted(int(number) for number in numbers if number.isdecimal())),
         reporting_count=len({rank.rank for rank in own_ranks if rank.rank.isdecimal() and rank.reports(now)}),
         world_size=_rounded(samples.value("training_world_size", run=name)),
+        nonfinite=_nonfinite_values(name, samples, history),
         failed_at=min((rank.failed_at for rank in own_ranks if rank.failed_at is not None), default=None),
         last_step_before_delay=_last_step_before_delay(name, samples, own_ranks, now)
         if state == "running"
         else None,
     )
+
+
+def _nonfinite_values(name: str, samples: SampleIndex, history: History) -> dict[str, NonfiniteValues]:
+    """Return the kinds of values whose latest value is not finite."""
+    values: dict[str, NonfiniteValues] = {}
+    for labels, start in samples.select("training_nonfinite_since_timestamp_seconds", run=name):
+        step = _rounded(samples.value("training_nonfinite_since_step", run=name, kind=labels["kind"]))
+        saved_steps = [saved for _, saved in history.read_levels("saved step", name) if saved is not None]
+        current = samples.value("training_checkpoint_last_step", run=name)
+        saved_steps += [] if current is None else [current]
+        earlier = [saved for saved in saved_steps if step is not None and saved < step]
+        values[labels["kind"]] = NonfiniteValues(start, step, _rounded(max(earlier, default=None)))
+    return values
 
 
 def _last_step_before_delay(

@@ -6,7 +6,7 @@ no call between read and write, so CPython does not switch threads in between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import isfinite, isnan
 
@@ -39,15 +39,18 @@ class Numbers:
     Attributes:
         is_used: True after the first recorded number.
         recorded_counters: Names of the numbers of the mode `train` that the job has recorded, except the gauges.
+        nonfinite_kinds: Kinds of values of the mode `train` whose latest value is not finite.
     """
 
     __slots__ = (
         *("is_used", "modes", "train", "grad_norm", "learning_rate", "loss_scale", "microbatches", "epoch"),
-        *("epochs", "recorded_counters", "nonfinite", "_tensors"),
+        *("epochs", "recorded_counters", "nonfinite", "nonfinite_kinds", "_tensors", "_nonfinite_began"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, nonfinite_began: Callable[[str], None] = lambda _: None) -> None:
         self._tensors: dict[tuple[str, str], TensorReader] = {}  # by name and mode
+        # Called with the kind of the first of consecutive values of the mode `train` that are not finite.
+        self._nonfinite_began = nonfinite_began
         self._clear()
 
     def _clear(self) -> None:
@@ -62,6 +65,7 @@ class Numbers:
 
     def _clear_gauges(self) -> None:
         """Discard the epochs and the latest values other than the losses."""
+        self.nonfinite_kinds: set[str] = set()
         self.grad_norm: float | None = None
         self.learning_rate: float | None = None
         self.loss_scale: float | None = None
@@ -190,7 +194,10 @@ class Numbers:
             self.epochs += number - previous
 
     def _record_gauge(self, field: str, mode: str, value: object) -> str | None:
-        """Set a gauge, or count a loss or gradient norm that is not finite. Return the expected value if the value is invalid, else None."""
+        """Set a gauge. Return the expected value if the value is invalid, else None.
+
+        A loss or gradient norm that is not finite is counted, and replaces the latest value by None.
+        """
         if type(value) is not float and type(value) is not int:
             return "to be a number"
         kind = NONFINITE_KINDS.get(field)
@@ -199,13 +206,20 @@ class Numbers:
                 self.nonfinite.setdefault((kind, name), 0)
         if to_amount(abs(value), 1e308) is not None:
             self._set(field, mode, float(value))
+            if kind is not None and mode == "train":
+                self.nonfinite_kinds.discard(kind)
             return None
         if kind is None or type(value) is int or isfinite(value):
             return "to be finite"
         self.nonfinite[kind, "nan" if isnan(value) else "inf"] += 1
+        # `training.record` sets the next finite value by this function too, because the latest value is None.
+        self._set(field, mode, None)
+        if mode == "train" and kind not in self.nonfinite_kinds:
+            self.nonfinite_kinds.add(kind)
+            self._nonfinite_began(kind)
         return None
 
-    def _set(self, field: str, mode: str, value: float) -> None:
+    def _set(self, field: str, mode: str, value: float | None) -> None:
         if field == "loss":
             self.modes[mode].loss = value
         elif field == "grad_norm":

@@ -35,6 +35,14 @@ class Loop:
     completed_steps: int  # including the steps before the loop
 
 
+@dataclass(frozen=True, slots=True)
+class NonfiniteStart:
+    """First of consecutive losses or gradient norms that are not finite."""
+
+    step: int | None  # step of the value, counted from 1; None before the training loop
+    unix_seconds: float
+
+
 class Progress:
     """Completed steps of a process with their durations, samples, tokens and FLOPs."""
 
@@ -47,6 +55,7 @@ class Progress:
         self.ideal_seconds = 0.0  # mean duration of an ordinary step; 0 if unknown
         self._slow_seconds = 0.0  # duration above which a step is slow; 0 if unknown
         self._has_new_durations = False  # since the latest `publish`
+        self._created_gauges: set[tuple[str, ...]] = set()  # name and label values
         self.expected: Expectation | None = None  # of the latest step, not counted yet
         self.reset()
 
@@ -60,6 +69,7 @@ class Progress:
         self._duration_seconds = 0.0
         # Totals of recorded numbers that are already published: by name and mode, or by kind and value if not finite.
         self.published_totals: dict[tuple[str, str], float] = {}
+        self.nonfinite_starts: dict[str, NonfiniteStart] = {}  # by kind, also if the latest value is finite
 
     def count_evaluation_batch(self, mode: str, seconds: float | None, end_time: float) -> None:
         """Count a completed batch of a validation or test."""
@@ -209,9 +219,19 @@ class Progress:
         for (kind, name), count in list(numbers.nonfinite.items()):
             self.published_totals[kind, name] = count
             families.counter("training.nonfinite", kind=kind, value=name).raise_to(count)
+        for kind, start in self.nonfinite_starts.items():
+            is_nonfinite = kind in numbers.nonfinite_kinds
+            step = families.gauge("training.nonfinite_since_step", kind=kind)
+            step.set(float(start.step) if is_nonfinite and start.step is not None else None)
+            timestamp = families.gauge("training.nonfinite_since_timestamp", "seconds", kind=kind)
+            timestamp.set(round(start.unix_seconds, 3) if is_nonfinite else None)
 
     def _gauge(self, name: str, value: float | None, **labels: str) -> None:
+        """Set a gauge. A gauge without a first value is not created."""
+        key = (name, *labels.values())
         if value is not None:
+            self._created_gauges.add(key)
+        if key in self._created_gauges:
             self._families.gauge(name, **labels).set(value)
 
     def _count(self, field: str, mode: str, total: float) -> None:

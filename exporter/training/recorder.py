@@ -28,7 +28,14 @@ from exporter.training.misuse import PENDING_REPORTS
 from exporter.training.numbers import Numbers
 from exporter.training.observer import ObservedBlock
 from exporter.training.observers import Observers
-from exporter.training.records import EvaluationStepEnded, Expectation, Record, RunDescribed, StepReported
+from exporter.training.records import (
+    EvaluationStepEnded,
+    Expectation,
+    NonfiniteBegan,
+    Record,
+    RunDescribed,
+    StepReported,
+)
 from exporter.training.state import TrainingState
 
 MANY_RECORDS = 1 << 14
@@ -81,7 +88,7 @@ class TrainingRecording:
         self._environment = environment
         self.clock = PhaseClock(monotonic())
         self.records: deque[Record] = deque()
-        self.numbers = Numbers()
+        self.numbers = Numbers(self._record_nonfinite)
         self.open_rare_blocks: dict[int, OpenRareBlock] = {}
         self.callback_blocks: deque[OpenHotBlock] = deque(maxlen=MAX_CALLBACK_BLOCKS)
         self.iterations_of_other_threads: dict[int, StackEntry] = {}  # by thread, except the main thread
@@ -211,6 +218,10 @@ class TrainingRecording:
             if clock.thread in {None, threading.get_ident()}:
                 clock.begin_training(now)
             self.append(StepReported(number, seconds, now, clock.possible_work_seconds(now), self.expected))
+
+    def _record_nonfinite(self, kind: str) -> None:
+        """Record the first of consecutive losses or gradient norms that are not finite."""
+        self.append(NonfiniteBegan(kind, time(), self.clock.iteration is not None))
 
     def collect_tensors(self) -> None:
         """Record the calling thread's tensors whose values are available, without waiting for a device."""

@@ -135,6 +135,17 @@ class RunDescribed(Value):
 
 
 @value_class
+class NonfiniteBegan(Value):
+    """First of consecutive losses or gradient norms of the training that are not finite."""
+
+    kind: str  # a value of `NONFINITE_KINDS`
+    unix_seconds: float
+    is_iteration_open: (
+        bool  # True if the value belongs to the open iteration, False if it belongs to the latest
+    )
+
+
+@value_class
 class StepSkipped(Value):
     """Step that did not change the model."""
 
@@ -193,6 +204,7 @@ Record = (
     | SaveSucceeded
     | SaveReported
     | RunDescribed
+    | NonfiniteBegan
     | StepSkipped
     | Interrupted
     | BackgroundEnded

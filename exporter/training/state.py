@@ -28,7 +28,7 @@ from exporter.training.metrics import PHASE_BUCKETS, Families, Series
 from exporter.training.misuse import count_and_log_pending, report
 from exporter.training.numbers import Numbers
 from exporter.training.phases import PHASES
-from exporter.training.progress import SKIPPED, Loop, Progress, is_count
+from exporter.training.progress import SKIPPED, Loop, NonfiniteStart, Progress, is_count
 from exporter.training.records import (
     ApplicationBegan,
     ApplicationEnded,
@@ -38,6 +38,7 @@ from exporter.training.records import (
     IterationEnded,
     LoopBegan,
     LoopEnded,
+    NonfiniteBegan,
     Record,
     RunDescribed,
     SaveBegan,
@@ -136,6 +137,7 @@ class TrainingState:
             SaveSucceeded: self._save_succeeded,
             SaveReported: self._save_reported,
             RunDescribed: self._run_described,
+            NonfiniteBegan: self._nonfinite_began,
             StepSkipped: self._step_skipped,
             Interrupted: self._interrupted,
             BackgroundEnded: self._background_ended,
@@ -238,6 +240,12 @@ class TrainingState:
             self.families.counter("training.skipped_steps", reason=str(record.reason)).add()
         else:
             report("skipped_step", "value", f"overflow or nonfinite, not {safe_repr(record.reason)}")
+
+    def _nonfinite_began(self, record: NonfiniteBegan) -> None:
+        step = None
+        if self.loop is not None:
+            step = self.loop.completed_steps + record.is_iteration_open
+        self.progress.nonfinite_starts[record.kind] = NonfiniteStart(step, record.unix_seconds)
 
     # Loops and the application ---------------------------------------------------------------------------
 

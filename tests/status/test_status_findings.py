@@ -358,6 +358,36 @@ def test_a_nan_of_eleven_minutes_ago_has_its_age_and_ends_with_the_run() -> None
     )
 
 
+NAN_SINCE_STEP_82: Rows = {
+    "training_nonfinite_since_timestamp_seconds": run_sample(NOW - 90, kind="loss"),
+    "training_nonfinite_since_step": run_sample(82.0, kind="loss"),
+    "training_checkpoint_last_step": run_sample(240.0),
+    "training_nonfinite_total": run_sample(114.0, kind="loss") + run_sample(3.0, kind="grad"),
+}
+
+
+def test_a_loss_that_is_nan_names_its_first_step_and_the_last_save_before_it() -> None:
+    job = {name: samples for name, samples in JOB.items() if name != "training_loss"} | NAN_SINCE_STEP_82
+
+    def past(tick: int) -> Rows:
+        saved: Rows = {"training_checkpoint_last_step": run_sample((60.0, 80.0, 100.0)[tick])}
+        return JOB | saved if tick < 2 else job | saved
+
+    history = history_of(3, past, interval_seconds=30.0)
+    (finding,) = finding_views_of(job, history=history)
+    text = status_page(job, history=history).visible_text
+
+    assert finding.is_urgent
+    assert finding.text.startswith("Each loss of run night is NaN or infinite since step 82 (")
+    assert finding.time_text.startswith("for 90 s (")
+    assert finding.remedy.startswith("Return to the last save before it, of step 80, ")
+    assert "loss NaN or infinite since step 82 (" in text
+    assert "last save before it: step 80 last finite loss: 2.5" in text
+    assert "NaN or infinite so far 114 losses, 3 gradient norms" in text
+    assert "after the first NaN or infinite loss, of step 82" in text
+    assert "includes saves after the first NaN or infinite loss" in text
+
+
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
     history = history_of(60, lambda minute: nonfinite(min(minute, 29)), interval_seconds=60.0)
 

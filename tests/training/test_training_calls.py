@@ -238,10 +238,36 @@ def test_background_work_is_in_no_phase() -> None:
 # Numbers and facts
 
 
+@pytest.mark.parametrize("is_recorded_inside", [True, False])
+def test_a_loss_that_is_not_finite_replaces_the_last_loss_and_names_its_first_step(
+    *, is_recorded_inside: bool
+) -> None:
+    losses = []
+    with training.training_loop(train_iterations_start=80):
+        for loss in (2.5, math.nan, math.inf):
+            with training.training_iteration():
+                if is_recorded_inside:
+                    training.record(loss=loss)
+            if not is_recorded_inside:
+                training.record(loss=loss)
+            losses.append(values_by_label("training.loss"))
+        first_step = published_value("training.nonfinite_since_step", kind="loss")
+        began = published_value("training.nonfinite_since_timestamp", kind="loss")
+        training.record(loss=2.0)
+        after = values_by_label("training.loss")
+        end_of_period = values_by_label("training.nonfinite_since_step")
+
+    assert losses == [{"train": 2.5}, {}, {}]
+    assert first_step == 82
+    assert time.time() - 60 < began <= time.time()
+    assert after == {"train": 2.0}
+    assert end_of_period == {}
+
+
 def test_invalid_numbers_are_counted_and_the_last_valid_number_stays() -> None:
-    training.record(loss=1.0, grad_norm=2.0, tokens=5)
     training.record(loss=math.nan, grad_norm=math.inf)
     training.record(loss=-math.inf, tokens=-3)
+    training.record(loss=1.0, grad_norm=2.0, tokens=5)
     training.record(loss="much", samples=math.nan, epoch=None, microbatches=[1])  # type: ignore[arg-type]  # bad input
     training.record(loss=10**400, mode="nonsense")
     training.record(loss=10**400, accuracy=0.9)
@@ -417,6 +443,7 @@ def test_every_recorded_family_is_declared_by_the_sidecar() -> None:
                 training.record(samples=1, tokens=1, microbatches=1)
         with training.validation_loop(), training.validation_iteration():
             training.record(loss=math.nan, mode="validation")
+        training.record(loss=math.nan, grad_norm=math.nan)
         training.describe(flops_per_token=1, hardware_flops_per_token=2)
         training.record(tokens=3)
         for step in (1, 2):

@@ -21,8 +21,8 @@ LOSS = TrainingFamily(
     name="training_loss",
     type="gauge",
     labels=(*RUN_LABELS, "mode"),
-    help="Last finite loss by mode (train, validation, test).",
-    absent=RUN_LAST_VALUE_ABSENT,
+    help="Latest loss by mode (train, validation, test).",
+    absent=f"while the latest loss is NaN or infinite, {RUN_LAST_VALUE_ABSENT}",
     source="training.record(loss=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -30,8 +30,8 @@ GRAD_NORM = TrainingFamily(
     name="training_grad_norm",
     type="gauge",
     labels=RUN_LABELS,
-    help="Last finite gradient norm.",
-    absent=RUN_LAST_VALUE_ABSENT,
+    help="Latest gradient norm.",
+    absent=f"while the latest gradient norm is NaN or infinite, {RUN_LAST_VALUE_ABSENT}",
     source="training.record(grad_norm=...)",
     lifetime=Lifetime.LAST_VALUE,
 )
@@ -60,6 +60,31 @@ NONFINITE = TrainingFamily(
     help="Losses and gradient norms that were not finite, by kind (loss, grad) and value (nan, inf).",
     absent=RUN_TOTAL_ABSENT,
     source="training.record(loss=..., grad_norm=...)",
+)
+NONFINITE_SINCE_STEP = TrainingFamily(
+    name="training_nonfinite_since_step",
+    type="gauge",
+    labels=(*RUN_LABELS, "kind"),
+    help=(
+        "Step of the first of the latest consecutive losses or gradient norms that were not finite, by kind (loss,"
+        " grad). Steps are counted from 1."
+    ),
+    absent=f"while the latest value is finite, {RUN_POSITION_ABSENT}",
+    source="training.record(loss=..., grad_norm=...)",
+    lifetime=Lifetime.POSITION,
+)
+NONFINITE_SINCE = TrainingFamily(
+    name="training_nonfinite_since_timestamp_seconds",
+    type="gauge",
+    unit="seconds",
+    labels=(*RUN_LABELS, "kind"),
+    help=(
+        "Unix time of the first of the latest consecutive losses or gradient norms that were not finite, by kind"
+        " (loss, grad)."
+    ),
+    absent=f"while the latest value is finite, {RUN_POSITION_ABSENT}",
+    source="training.record(loss=..., grad_norm=...)",
+    lifetime=Lifetime.POSITION,
 )
 SKIPPED_STEPS = TrainingFamily(
     name="training_skipped_steps_total",
@@ -185,6 +210,8 @@ SPECS = (
     LEARNING_RATE,
     LOSS_SCALE,
     NONFINITE,
+    NONFINITE_SINCE_STEP,
+    NONFINITE_SINCE,
     SKIPPED_STEPS,
     MISUSE,
     CHECKPOINTS,

@@ -8,7 +8,7 @@ from exporter.status.condition import AlertSeverity, Condition, Match
 from exporter.status.formatting import duration, rank_names, share
 from exporter.status.history import STEP_RATE_SECONDS, Increase
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
-from exporter.status.view import Gpu, Run, View
+from exporter.status.view import Gpu, NonfiniteValues, Run, View
 
 PHASE_RATE_SECONDS = 300.0
 """Time range in which the share of the waits for data is computed."""
@@ -142,6 +142,12 @@ def _nonfinite_losses(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
             continue
+        values = run.nonfinite.get("loss")
+        if values is not None:
+            facts = {"statement": f"each loss of run {name} is NaN or infinite since {values.start_text}"}
+            facts["checkpoint"] = saved_step_text(values) or "a checkpoint from before"
+            yield Match((name,), facts, start=values.start)
+            continue
         increase = view.history.compute_increase("nonfinite", name, "loss", required_track="executed steps")
         if increase is not None:
             recent = view.history.compute_increase(
@@ -149,12 +155,20 @@ def _nonfinite_losses(view: View) -> Iterator[Match]:
             )
             yield Match(
                 (name,),
-                {"run": name, "count": count_text(increase, "loss", "losses")},
+                {
+                    "statement": f"run {name} has had {count_text(increase, 'loss', 'losses')} of NaN or infinity",
+                    "checkpoint": "a checkpoint from before",
+                },
                 start=increase.first_at,
                 last_event_at=increase.last_at,
                 is_event=True,
                 is_past=recent is None,
             )
+
+
+def saved_step_text(values: NonfiniteValues) -> str:
+    """Return a text that names the last save before nonfinite values, or "" if no such save is known."""
+    return "" if values.saved_step is None else f"the last save before it, of step {values.saved_step:,}"
 
 
 def count_text(increase: Increase, singular: str, plural: str) -> str:
@@ -169,7 +183,12 @@ def _nonfinite_gradients(view: View) -> Iterator[Match]:
         nonfinite = view.history.compute_mean_rate("nonfinite", name, "grad", seconds=GRADIENT_SECONDS)
         steps = view.history.compute_mean_rate("executed steps", name, seconds=GRADIENT_SECONDS)
         if nonfinite is not None and steps is not None and nonfinite > GRADIENT_RATIO * steps:
-            yield Match((name,), {"run": name, "share": share(nonfinite / steps) if steps else "all"})
+            values = run.nonfinite.get("grad")
+            ratio = min(1.0, nonfinite / steps) if steps else 1.0
+            text = f"{share(ratio)} of the steps of run {name} in the last 10 min"
+            if values is not None:
+                text = f"all steps of run {name} since {values.start_text}"
+            yield Match((name,), {"steps": text}, start=None if values is None else values.start)
 
 
 def _restart_loops(view: View) -> Iterator[Match]:
@@ -239,14 +258,14 @@ CONDITIONS = (
         alert_name="TrainingLossNonFinite",
         criterion="any loss in 15m that is not finite, until the run ends",
         severity=AlertSeverity.CRITICAL,
-        sentence="run {run} has had {count} of NaN or infinity",
-        remedy="return to a checkpoint from before, unless a loss scaler skipped the step",
+        sentence="{statement}",
+        remedy="return to {checkpoint}, unless a loss scaler skipped the step",
         find_matches=_nonfinite_losses,
     ),
     Condition(
         alert_name="TrainingGradNonFinite",
         criterion="more than 0.1 of the steps with a gradient that is not finite, until the run ends",
-        sentence="{share} of the steps of run {run} have a gradient norm that is not finite",
+        sentence="{steps} have a gradient norm that is not finite",
         remedy="lower the learning rate or the loss scale, or clip gradients",
         find_matches=_nonfinite_gradients,
     ),
