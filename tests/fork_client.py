@@ -71,7 +71,8 @@ def main() -> None:
             signal.signal(number, lambda number, _: os.kill(pid, number))
         status = int(answers.readline())
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status in FORWARDED_SIGNALS:
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     sys.exit(status)
 
