@@ -16,6 +16,7 @@ from exporter.recording.stat import create_series
 MAX_DEVICES = 64
 """Maximum number of devices whose statistics are read."""
 POLL_SECONDS = 5.0
+"""Interval between two polls of the allocator."""
 STATES: Mapping[str, tuple[str, str]] = {
     "allocated": ("allocated_bytes", "current"),
     "reserved": ("reserved_bytes", "current"),

@@ -44,6 +44,7 @@ _NEUTRAL_NODES = frozenset(
 )
 """Nodes that do not change the absolute value of a scalar."""
 _SEARCHED_NODES = _SCALING_NODES | _REDUCING_NODES | _NEUTRAL_NODES
+"""Nodes that can lie between a scaled loss and the unscaled loss. The search for factors ends at any other node."""
 
 
 class TensorReadLimit:

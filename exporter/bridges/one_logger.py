@@ -23,6 +23,7 @@ from exporter.training import kinds
 from exporter.training.checkpoints import SavePolicy
 from exporter.training.recorder import TRAINING
 
+# Modules of one-logger whose import the bridge awaits.
 _RECORDER = "nv_one_logger.recorder.default_recorder"
 _PROVIDER = "nv_one_logger.api.one_logger_provider"
 LATE_SECONDS = 0.5

@@ -27,6 +27,7 @@ from exporter.recording.stat_state import StatState
 from exporter.recording.values import Aggregation
 
 POLL_SECONDS = 5.0
+"""Interval between two polls of the collectors."""
 HANG_SECONDS = 10.0
 """Duration of a poll above which a collector counts as hanging."""
 MAX_SERIES = 2000

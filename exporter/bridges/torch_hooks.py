@@ -251,6 +251,7 @@ def watch_training_mode(*, enabled: bool) -> None:
 
 
 _ORIGINAL = "__exporter_original__"
+"""Attribute of a watched `train` method that has the original method."""
 
 
 def _around_train(train: Any) -> Any:

@@ -50,8 +50,11 @@ DEADLINE_SECONDS = 10.0
 """Time limit of all checks, which run concurrently."""
 BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 LIBRARY_DIRECTORIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib")
-WIDTH, INDENT = 110, " " * 5
-"""Width of the output in characters, and indentation of a remedy."""
+"""Directories, relative to the root directory, that may contain NVML."""
+WIDTH = 110
+"""Width of the output in characters."""
+INDENT = " " * 5
+"""Indentation of a remedy."""
 MIN_FREE_BYTES = 4 << 20
 """Free space of the feed directory below which a finding warns, as the text of `diagnoses.FEED_DIRECTORY_FULL` says."""
 MAX_ENDED_PROCESSES = 3

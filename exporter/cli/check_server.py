@@ -21,6 +21,7 @@ from exporter.web.listen import bind, parse_address
 from exporter.web.protection import Protection, load_protection
 
 REQUEST_TIMEOUT_SECONDS = 3.0
+"""Timeout of the connection to the exporter, and of each wait for a part of its response."""
 MAX_REASON_BYTES = 200
 """Maximum number of bytes that are read of a health or readiness response."""
 MAX_PAGE_BYTES = 1 << 20
@@ -28,10 +29,13 @@ MAX_PAGE_BYTES = 1 << 20
 _SAMPLE = re.compile(
     r"^(exporter_collector_success|exporter_feed_owner|gpu_nvml_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE
 )
+"""Sample of a family that the checks read: name, labels and value."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
+"""Name and value of a label."""
 _OWN_METRICS_QUERY = (
     "name[]=exporter_collector_success&name[]=exporter_feed_owner&name[]=gpu_nvml_up&name[]=gpu_nvml_error"
 )
+"""Query for the families that the checks read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,15 @@ from exporter.elastic.python_command import parse_python_command
 from exporter.recording.identity import MAX_STEM_CHARACTERS
 
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torchrun"})
+"""Programs that start the ranks of a job."""
 _LAUNCHER_MODULES = ("accelerate", "deepspeed", "torch.distributed")
+"""First parts of the names of the launchers' modules, for `python -m`."""
 _WRAPPERS = frozenset({"env", "mpiexec", "mpirun", "nice", "nohup", "srun", "timeout"})
+"""Programs before the command of the job, which do not name a run."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+"""Name of an interpreter."""
 _SCRIPT_SUFFIXES = (".py", ".sh")
+"""Suffixes of the argument that is the script of a job."""
 # Options of torchrun and accelerate, without leading dashes and with dashes for underscores.
 _NODE_OPTIONS = ("nnodes", "num-machines")
 _ENDPOINT_OPTIONS = ("rdzv-endpoint", "master-addr", "main-process-ip")
@@ -24,6 +29,7 @@ _PORT_OPTIONS = ("master-port", "main-process-port")
 _TORCHRUN_PREFIX = "PET_"
 """Prefix of torchrun's options as environment variables, which Kubernetes operators set."""
 _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+"""Environment variables with the number of ranks; the first that is set counts."""
 
 
 @dataclass(frozen=True, slots=True)

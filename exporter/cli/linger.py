@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 POLL_SECONDS = 0.5
+"""Interval of the checks while the job runs."""
 LINGER_POLL_SECONDS = 0.1
+"""Interval of the checks after the end of the job."""
 LAST_PASSES_SECONDS = 5.0
 """Maximum wait for the last passes over the feed, of which a page with the final values needs two."""
 MARGIN_SECONDS = 2.0

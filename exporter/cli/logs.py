@@ -34,11 +34,14 @@ MAX_VALUE_CHARACTERS = 4000
 MAX_KEY_CHARACTERS = 100
 """Maximum length of a key of `extra`."""
 MAX_QUEUED_LINES = 1000
+"""Maximum number of lines that wait for the thread that writes them."""
 
 # Attributes of every LogRecord; `extra` adds further attributes.
 _RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _FIXED_KEYS = frozenset({"time", "level", "source", "msg", "stack"})
+"""Keys that a line has without `extra`."""
 _PACKAGE = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+"""Start of the paths of this package, which is omitted in `source`."""
 
 
 class Formatter(logging.Formatter):

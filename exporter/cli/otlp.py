@@ -18,6 +18,7 @@ from prometheus_client.samples import Sample
 from exporter.version import __version__
 
 TIMEOUT_SECONDS = 10.0
+"""Timeout of a push."""
 UNITS: Mapping[str, str] = {
     "bytes": "By",
     "celsius": "Cel",

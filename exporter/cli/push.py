@@ -34,7 +34,9 @@ while the exporter does not respond and, without --once, at exit.
     training-exporter push --once --name='training_*' training.prom
 """
 TIMEOUT_SECONDS = 10.0
+"""Timeout of a request to the exporter or to a Pushgateway."""
 MIN_INTERVAL_SECONDS = 0.1
+"""Minimum of `--interval`."""
 _DEFAULT_SOURCE = "http://127.0.0.1:20909/metrics"
 _FAILURES = (OSError, http.client.HTTPException, ValueError)
 """Exceptions of a failed push. ValueError: the response is not a page of metrics."""

@@ -47,7 +47,9 @@ from exporter.recording.identity import LAUNCH, LAUNCH_ID, launch_name
 # (SIGSEGV, …) terminates it even if blocked. Such a signal sent by `kill` is forwarded.
 HANDLED_SIGNALS = frozenset(signal.valid_signals()) - child.IGNORED_BY_PYTHON
 STOP_SIGNALS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+"""Signals that stop a process, for example because of Ctrl-Z."""
 TERMINATION_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+"""Signals that request the end of a process."""
 SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel has sent, such as SIGINT for Ctrl-C in the terminal."""
 

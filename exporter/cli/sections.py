@@ -128,6 +128,7 @@ class ExpositionSection:
 
 
 GPU_DEADLINE_SECONDS = 5.0
+"""Default of `gpu.deadline`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ KILL_SECONDS = 1.5
 REAP_SECONDS = 0.5
 """Maximum wait for the exit of the sidecar after SIGKILL."""
 EXIT_POLL_SECONDS = 0.1
+"""Interval of the checks whether an ending sidecar has exited."""
 LOG_DELAY_SECONDS = 2.0
 """Time after which `run` logs that it waits for a final scrape."""
 

@@ -32,12 +32,14 @@ from exporter.feed.reader import FeedReader
 from exporter.feed.runs import SILENT_SECONDS, Job, Silence
 
 PROBE_TIMEOUT_SECONDS = 8.0
+"""Timeout of the process that searches for the package in the job's interpreter."""
 _ADDED_CALLS = (
     "add `from exporter import training` to the code, and after each step `training.step()` and, optionally, "
     "`training.record(loss=loss, samples=len(batch))` (XGBoost: in `after_iteration` of a callback; Ray: in the worker)"
 )
 """Remedy for a job that uses no library with a bridge."""
 PACKAGE = Path(__file__).parents[1]
+"""Directory of this package."""
 _CAP_DAC_OVERRIDE = 1 << 1
 """Bit of the capability in `/proc/<pid>/status`."""
 

@@ -14,6 +14,7 @@ from exporter.feed.runs import Job
 from exporter.recording.values import ProcessIdentity
 
 INTERVAL_SECONDS = 5.0
+"""Interval between two collections."""
 
 RUN_SILENT = FamilySpec(
     name="training_run_silent",

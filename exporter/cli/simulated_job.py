@@ -29,6 +29,7 @@ from exporter import Aggregation, Stat, configure, training
 from exporter.cli.child import own_command
 
 RANKS = 2
+"""Number of ranks of the job."""
 CYCLE_STEPS = 200
 """Period of the simulated incidents: about a minute at speed 1."""
 PAUSE_STEP = 60
@@ -48,14 +49,20 @@ WINDOW_SECONDS = 2.0
 MEAN_STEP_SECONDS = 0.22
 """Mean duration of a step at speed 1, without the incidents."""
 SLOW_RANK = 1
+"""Rank whose steps are slower than those of the other rank."""
 CHECKPOINT_STEPS = 25
+"""Number of steps between two checkpoints."""
 TARGET_STEPS = 100_000
+"""Number of steps that the job aims at."""
 FLOPS_PER_TOKEN = 6 * 1.3e9
 """Forward and backward pass of a model with 1.3 billion parameters."""
 HARDWARE_FLOPS_PER_TOKEN = 8 * 1.3e9
 """The same with a second forward pass, for a job that recomputes the activations."""
-DATA_RATIO, FORWARD_RATIO, BACKWARD_RATIO, OPTIMIZER_RATIO = 0.05, 0.28, 0.52, 0.15
-"""Shares of the phases in the compute time of a step."""
+# Shares of the phases in the compute time of a step.
+DATA_RATIO = 0.05
+FORWARD_RATIO = 0.28
+BACKWARD_RATIO = 0.52
+OPTIMIZER_RATIO = 0.15
 STOP_SECONDS = 5.0
 """Maximum wait of the launcher for the exit of the ranks at the end of the demo."""
 

@@ -34,6 +34,7 @@ of the job.
     training-exporter stacks --run=llama-7b --json
 """
 POLL_SECONDS = 0.1
+"""Interval of the checks for new answers."""
 PRINT_MARGIN_SECONDS = 0.2
 """Part of `ANSWER_SECONDS` that is left for printing, so that the command returns within that time."""
 

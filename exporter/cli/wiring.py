@@ -41,11 +41,14 @@ from exporter.ledger.state.store import StateStore
 from exporter.recording.stacks import StackDetail
 from exporter.replay.machines import replay_arguments
 
-FEED, ENERGY = "feed", "energy"
-"""Names of the ledger's collectors, which are not in the catalogue."""
+# Names of the ledger's collectors, which are not in the catalogue.
+FEED = "feed"
+ENERGY = "energy"
 
 LEDGER_DEADLINE_SECONDS = 10.0
+"""Deadline of the collectors `FEED` and `ENERGY`."""
 HANG_DEADLINE_SECONDS = 10.0
+"""Deadline of the collector of hangs."""
 LEDGER_LANE = "ledger"
 """Lane of the collectors `FEED` and `ENERGY`. Both write to the state directory, where a write may hang."""
 

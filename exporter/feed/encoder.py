@@ -202,10 +202,11 @@ def _to_json(item: Any) -> Any:
     if isinstance(item, frozenset):
         return sorted(element.value for element in item)
     if isinstance(item, Mapping):
-        pairs = [(key, number) for key, value in item.items() if (number := _to_json(value)) is not None]
-        if pairs and isinstance(pairs[0][0], tuple):
-            return [[*key, number] for key, number in pairs]
-        return {getattr(key, "value", key): number for key, number in pairs}
+        json_values = {key: _to_json(value) for key, value in item.items()}
+        numbers = {key: number for key, number in json_values.items() if number is not None}
+        if any(isinstance(key, tuple) for key in numbers):
+            return [[*key, number] for key, number in numbers.items()]
+        return {getattr(key, "value", key): number for key, number in numbers.items()}
     return _body(item) if is_dataclass(item) else item
 
 

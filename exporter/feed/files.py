@@ -26,7 +26,12 @@ try:
 except ImportError:  # Windows, where all modules import and record, without a feed
     fcntl = None  # type: ignore[assignment]  # not used there
 
-FEED, LOCK, TEMPORARY, STACKS = ".feed", ".lock", ".tmp", ".stacks"
+# Ends of the names of files in a feed directory.
+FEED = ".feed"
+LOCK = ".lock"
+TEMPORARY = ".tmp"
+STACKS = ".stacks"
+# Names of files in a feed directory.
 OWNER_LOCK = "owner.lock"
 OVERRIDES = "overrides.json"
 

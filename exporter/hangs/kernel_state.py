@@ -37,8 +37,9 @@ def describe(pid: int | None, procfs: Path = Path("/proc")) -> str:
         return "process has ended"
     except OSError as error:
         return f"state not readable: {error.strerror}"
-    fields = stat.rpartition(")")[2].split()
-    state = fields[0] if fields else ""
+    # The command before the last parenthesis may contain spaces.
+    _, _, text_after_command = stat.rpartition(")")
+    state, *_ = text_after_command.split() or [""]
     text = f"main thread {_STATES.get(state, state or 'in an unknown state')}"
     if state == "R":
         return f"{text}; a C call may hold the interpreter lock"
@@ -66,8 +67,12 @@ def _wait_location(task: Path) -> tuple[str, list[str]]:
         if name == "wchan" and text not in {"", "0"}:
             return text[:_MAX_LOCATION_CHARACTERS], []
         if name == "stack" and text:
-            innermost = text.splitlines()[0]  # [<0>] futex_wait_queue+0x60/0x90
-            return innermost.partition(" ")[2].partition("+")[0][:_MAX_LOCATION_CHARACTERS], []
-        if name == "syscall" and text.split()[:1] not in ([], ["running"], ["-1"]):
-            return f"system call {text.split()[0]}", []
+            innermost, *_ = text.splitlines()  # [<0>] futex_wait_queue+0x60/0x90
+            _, _, position = innermost.partition(" ")
+            function, _, _ = position.partition("+")
+            return function[:_MAX_LOCATION_CHARACTERS], []
+        if name == "syscall" and text:
+            number, *_ = text.split()
+            if number not in {"running", "-1"}:  # the thread runs, or waits outside of a system call
+                return f"system call {number}", []
     return "", unreadable_files

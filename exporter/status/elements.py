@@ -17,8 +17,10 @@ MAX_ROWS = 200
 """Maximum number of rows of a table. The metrics contain all rows."""
 COLOR_COUNT = 8
 """Number of plot colors in the style sheet, and maximum number of segments of a bar."""
-WIDTH, HEIGHT = 600.0, 120.0
-"""Size of the view box of a plot, in SVG user units. A bar has the same width."""
+WIDTH = 600.0
+"""Width of the view box of a plot or a bar, in SVG user units."""
+HEIGHT = 120.0
+"""Height of the view box of a plot, in SVG user units."""
 MARGIN = 3.0
 """Distance of the highest and the lowest point from the edges of a plot, in SVG user units, so that a line is not cut."""
 MIN_PLOT_SECONDS = 300.0
@@ -191,7 +193,8 @@ def plot(
     high = max(numbers)
     # The axis spans at least a tenth of the highest number, so that noise is not drawn as a change.
     low = min(*numbers, high - abs(high) / 10) if floor is None else floor
-    seconds = max(MIN_PLOT_SECONDS, now - min(line[0][0] for line in drawn_lines.values()))
+    first_times = [first_time for (first_time, _), *_ in drawn_lines.values()]
+    seconds = max(MIN_PLOT_SECONDS, now - min(first_times))
     format_value = partial(quantity, unit=unit)
     current_text = f"{len(drawn_lines)} lines" if len(drawn_lines) > 1 else f"now {format_value(latest)}"
     range_text = f"from {format_value(min(numbers))} to {format_value(high)}"
@@ -245,7 +248,8 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
     if total <= 0:
         return segments
     x = 0.0
-    for name, amount in sorted(amounts.items(), key=lambda item: -item[1])[:COLOR_COUNT]:
+    for name in sorted(amounts, key=lambda name: -amounts[name])[:COLOR_COUNT]:
+        amount = amounts[name]
         width = WIDTH * amount / total
         segments.append(BarSegment(name, amount / total, x, width))
         x += width

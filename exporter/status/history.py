@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from exporter.status.samples import SampleIndex
 
@@ -103,6 +104,20 @@ class Increase:
     last_at: float  # Unix time of the last increment
 
 
+class PassTime(NamedTuple):
+    """Time of a point of all tracks, on two clocks."""
+
+    monotonic_seconds: float
+    unix_seconds: float
+
+
+class KnownPoint(NamedTuple):
+    """Point of a track that is no gap."""
+
+    monotonic_seconds: float
+    number: float
+
+
 @dataclass(frozen=True, slots=True)
 class TrackPoint:
     """Number of a track at a time."""
@@ -129,7 +144,7 @@ class History:
         self._clock = clock
         self._lock = threading.Lock()  # held only to append and to copy points
         max_points = round(retention_seconds / interval_seconds) + 1
-        self._times: deque[tuple[float, float]] = deque(maxlen=max_points)  # monotonic, Unix
+        self._times: deque[PassTime] = deque(maxlen=max_points)
         self._tracks: dict[TrackKey, array[float]] = {}  # a number for each time, NaN for a gap
         self._holders: dict[str, frozenset[RankOfRun]] = {}  # by GPU UUID
 
@@ -137,7 +152,10 @@ class History:
         """Return True if the next point is due."""
         with self._lock:
             # Passes over the feed may have the same interval, with jitter.
-            return not self._times or monotonic_now - self._times[-1][0] >= 0.9 * self._interval_seconds
+            if not self._times:
+                return True
+            seconds_since_last = monotonic_now - self._times[-1].monotonic_seconds
+            return seconds_since_last >= 0.9 * self._interval_seconds
 
     def record(self, monotonic_now: float, samples: SampleIndex) -> None:
         """Add a point to each track, or a gap if the page has no sample for it. Tracks without a number are removed.
@@ -149,7 +167,7 @@ class History:
             if track in point or len(point) < MAX_TRACKS:
                 point[track] = point.get(track, 0.0) + value
         with self._lock:
-            self._times.append((monotonic_now, self._clock()))
+            self._times.append(PassTime(monotonic_now, self._clock()))
             absent = [track for track in self._tracks if track not in point]
             excess = len(absent) + len(point) - MAX_TRACKS
             for index, track in enumerate(absent):
@@ -171,7 +189,7 @@ class History:
     def list_owners(self, track: str) -> list[tuple[str, ...]]:
         """Return the owners of the tracks with a name, as tuples of label values."""
         with self._lock:
-            return [key[1:] for key in self._tracks if key[0] == track]
+            return [tuple(owner) for name, *owner in self._tracks if name == track]
 
     def read_levels(self, *track: str, seconds: float = math.inf) -> Line:
         """Return the numbers of a gauge over the last `seconds`."""
@@ -189,7 +207,8 @@ class History:
     ) -> float | None:
         """Return the rate over the last `seconds`, which is the last point of `compute_rates`; None for a gap."""
         line = _rates(self._points(track, divisor, seconds), seconds)
-        return line[-1][1] if line else None
+        _, rate = line[-1] if line else (None, None)
+        return rate
 
     def compute_mean_rate(self, *track: str, seconds: float) -> float | None:
         """Return the increase per second over the last `seconds`. A decrease counts as a restart of the counter at 0.
@@ -199,10 +218,8 @@ class History:
         points = self._known_points(track, seconds)
         if len(points) < 2:
             return None
-        increase = sum(
-            _increment(previous_number, number) for (_, previous_number), (_, number) in pairwise(points)
-        )
-        return increase / (points[-1][0] - points[0][0])
+        increase = sum(_increment(previous.number, point.number) for previous, point in pairwise(points))
+        return increase / (points[-1].monotonic_seconds - points[0].monotonic_seconds)
 
     def compute_usual_rate(self, *track: str) -> float | None:
         """Return the median five-minute rate of a counter in the hour that ended 15 minutes ago.
@@ -212,19 +229,20 @@ class History:
         points = self._known_points(track)
         rates: list[float] = []
         start = 0
-        for point_time, number in points:
-            while points[start][0] < point_time - STEP_RATE_SECONDS:
+        for point in points:
+            while points[start].monotonic_seconds < point.monotonic_seconds - STEP_RATE_SECONDS:
                 start += 1
-            start_time, start_number = points[start]
-            age_seconds = points[-1][0] - point_time
+            increase = max(0.0, point.number - points[start].number)
+            seconds = point.monotonic_seconds - points[start].monotonic_seconds
+            age_seconds = points[-1].monotonic_seconds - point.monotonic_seconds
             is_in_baseline = 0.0 <= age_seconds - BASELINE_OFFSET_SECONDS <= PLOT_SECONDS
-            if is_in_baseline and point_time > start_time:
-                rates.append(max(0.0, number - start_number) / (point_time - start_time))
+            if is_in_baseline and seconds > 0.0:
+                rates.append(increase / seconds)
         return median(rates) if len(rates) > 0.9 * PLOT_SECONDS / self._interval_seconds else None
 
     def compute_mean(self, *track: str, seconds: float) -> float | None:
         """Return the mean of a gauge over the last `seconds`, or None without a number."""
-        numbers = [number for _, number in self._known_points(track, seconds)]
+        numbers = [point.number for point in self._known_points(track, seconds)]
         return sum(numbers) / len(numbers) if numbers else None
 
     def predict(self, *track: str, seconds: float, min_seconds: float, ahead_seconds: float) -> float | None:
@@ -292,10 +310,10 @@ class History:
             previous_number = point.number
         return Increase(amount, times[0], times[-1]) if times else None
 
-    def _known_points(self, track: TrackKey, seconds: float = math.inf) -> list[tuple[float, float]]:
-        """Return monotonic time and number of the points of the last `seconds` that are no gaps."""
+    def _known_points(self, track: TrackKey, seconds: float = math.inf) -> list[KnownPoint]:
+        """Return the points of the last `seconds` that are no gaps."""
         return [
-            (point.monotonic_seconds, point.number)
+            KnownPoint(point.monotonic_seconds, point.number)
             for point in self._points(track, None, seconds)
             if point.number is not None
         ]
@@ -322,16 +340,21 @@ class History:
             ):
                 return []
             times = list(self._times)
-            first = _first_in_range([monotonic_seconds for monotonic_seconds, _ in times], seconds)
+            first = _first_in_range([time.monotonic_seconds for time in times], seconds)
             times, numbers = times[first:], track_numbers[first:]
-            second_numbers: Sequence[float] = [monotonic_seconds for monotonic_seconds, _ in times]
+            second_numbers: Sequence[float] = [time.monotonic_seconds for time in times]
             if second_track:
                 second_numbers = (
                     second_track_numbers[first:] if second_track_numbers else [math.nan] * len(times)
                 )
         return [
-            TrackPoint(*point_times, _none_for_nan(number), _none_for_nan(second_number))
-            for point_times, number, second_number in zip(times, numbers, second_numbers, strict=True)
+            TrackPoint(
+                monotonic_seconds=point_time.monotonic_seconds,
+                unix_seconds=point_time.unix_seconds,
+                number=_none_for_nan(number),
+                second_number=_none_for_nan(second_number),
+            )
+            for point_time, number, second_number in zip(times, numbers, second_numbers, strict=True)
         ]
 
 

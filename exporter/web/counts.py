@@ -86,9 +86,9 @@ MAX_CLIENTS = 64
 """Maximum number of clients whose scrapes are recorded."""
 SCRAPES_PER_CLIENT = 3
 """Maximum number of recorded scrapes of a client."""
+# Two gaps between scrapes are equal intervals if they differ by at most the larger of both tolerances.
 TOLERANCE_RATIO = 0.2
 TOLERANCE_SECONDS = 0.5
-"""Two gaps between scrapes are equal intervals if they differ by at most the larger of both tolerances."""
 
 
 class Scrapers:

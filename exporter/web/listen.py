@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from exporter.errors import ListenError
 
-FLAG = "--web.listen-address"
+ADDRESS_FLAG = "--web.listen-address"
 
 SEND_BUFFER_BYTES = 64 * 1024
 """Size of the kernel's send buffer of a connection."""
@@ -60,7 +60,7 @@ def bind(address: Address, backlog: int) -> socket.socket:
             listener = socket.create_server(sockaddr, family=family, backlog=backlog)
     except (OSError, UnicodeError) as error:
         reason = _REASONS.get(getattr(error, "errno", None) or 0, str(error))
-        message = f"cannot listen on {address.text}: {reason}; choose another with {FLAG}=HOST:PORT"
+        message = f"cannot listen on {address.text}: {reason}; choose another with {ADDRESS_FLAG}=HOST:PORT"
         raise ListenError(message, address=address.text) from error
     listener.setblocking(False)
     # Accepted connections inherit the limit: a container is charged for the kernel's send buffers of peers that do not read.

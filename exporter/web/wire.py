@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 CHUNK_BYTES = 64 * 1024
 """Size of the chunks in which a large response is sent and input is discarded."""
@@ -76,8 +76,8 @@ class TlsWire(Wire):
         certificate = self._tls.getpeercert()
         if not certificate:
             return None
-        # ((kind, name), ...); typeshed also allows for certificate fields of other shapes
-        return frozenset(str(entry[1]) for entry in certificate.get("subjectAltName", ()))
+        names: Any = certificate.get("subjectAltName", ())  # typeshed also allows for fields of other shapes
+        return frozenset(str(name) for _kind, name in names)
 
     async def read(self, size: int) -> bytes:
         """Return decrypted bytes, as `Wire.read`."""

@@ -47,7 +47,7 @@ INTERFACES = ("intel-rapl", "intel-rapl-tpmi", "intel-rapl-mmio")
 MICROS_PER_UNIT = 1e6
 
 _ZONE = re.compile(r"(?P<interface>intel-rapl(?:-tpmi|-mmio)?)(?P<numbers>(?::[0-9]{1,4}){1,3})", re.ASCII)
-_PACKAGE = re.compile(r"package-([0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
+_PACKAGE = re.compile(r"package-(?P<index>[0-9]{1,4}(?:-die-[0-9]{1,4})?)", re.ASCII)
 _METER = re.compile(r"(?P<part>CPU|SysIO) Power Socket (?P<socket>[0-9]{1,3})", re.ASCII)
 
 
@@ -185,7 +185,7 @@ def _find_meters(root: Path) -> list[PowerMeter]:
     ):
         match = _METER.fullmatch(read_optional(path / "power1_oem_info") or "")
         if match:
-            name, is_cpu, socket = match[0], match["part"] == "CPU", match["socket"]
+            name, is_cpu, socket = match.group(), match["part"] == "CPU", match["socket"]
             meters[name] = PowerMeter(
                 key=name,
                 path=path,
@@ -201,18 +201,21 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
     """Return the RAPL registers of the packages and of their memory. A register that several drivers show is that of the preferred driver."""
-    zones = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
-    zones.sort(
-        key=lambda zone: (
-            INTERFACES.index(zone["interface"]),
-            [int(number) for number in zone["numbers"].removeprefix(":").split(":")],
+    matches = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
+    matches.sort(
+        key=lambda match: (
+            INTERFACES.index(match["interface"]),
+            [int(number) for number in match["numbers"].removeprefix(":").split(":")],
         )
     )
-    if not zones:
+    zone_keys = [
+        match.group() for match in matches
+    ]  # the preferred driver first, and a zone before its subzones
+    if not zone_keys:
         collected.unsupported.append(
             f"no energy registers in {root} (a virtual machine, or no driver for this CPU)"
         )
-    elif not any((root / zone[0] / "name").exists() for zone in zones):
+    elif not any((root / key / "name").exists() for key in zone_keys):
         collected.unsupported.append(
             f"{root} has no files: the container runtime masks /sys/devices/virtual/powercap; run the exporter on"
             " the host, or mount that directory and give the container the right to read it"
@@ -220,14 +223,15 @@ def _find_registers(root: Path, idle_watts: float | None, collected: Collected) 
         return []
     registers: dict[tuple[str, str], RaplZone] = {}
     package_indices: dict[str, str] = {}  # by key of the zone
-    for key in (zone[0] for zone in zones):
+    for key in zone_keys:
         path = root / key
         with source(collected, path):
             name = read_file(path / "name")
             package = _PACKAGE.fullmatch(name)
             if package:
-                package_indices[key] = package[1]
-            index = package_indices.get(key if package else key.rpartition(":")[0])
+                package_indices[key] = package["index"]
+            outer_key, _, _ = key.rpartition(":")
+            index = package_indices.get(key if package else outer_key)
             # Other zones overlap with a package, and two drivers can show the same register.
             if index is not None and (package or name == "dram") and (index, name) not in registers:
                 range_joules = parse_file(path / "max_energy_range_uj", int) / MICROS_PER_UNIT

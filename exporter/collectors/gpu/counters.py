@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 CORRECTION_REASONS = ("wrap", "reset", "glitch")
 """Reasons of a correction: a register wrapped, the raw counter restarted, or a single number was wrong."""
 
-# The maximum increase has a margin of a tenth and 0.25 s, because the driver updates a counter between two readings.
-_RATE_MARGIN = 1.1
-_SLACK_SECONDS = 0.25
+# The driver updates a counter between two readings. The maximum increase since the last reading therefore has two margins.
+_RATE_MARGIN = 1.1  # factor of the maximum rate
+_SLACK_SECONDS = 0.25  # added to the time between the readings
 _REGISTER_RANGE = 1 << 32  # of the registers that wrap
 _MAX_DOUBTS = 2
 """Number of consecutive impossible numbers after which the total is unknown."""

@@ -16,7 +16,10 @@ from typing import NamedTuple
 from exporter.collectors.gpu.counters import CounterRule, MonotonicCounter
 from exporter.collectors.job import EnergyPoint, EnergyReading
 
-COUNTER_SOURCE, INTEGRAL_SOURCE = "nvml_counter", "nvml_power"
+COUNTER_SOURCE = "nvml_counter"
+"""Source of energy: the energy counter of the GPU."""
+INTEGRAL_SOURCE = "nvml_power"
+"""Source of energy: the integral of the power, for a GPU without an energy counter."""
 
 NO_READING = "no_reading"
 """Reason of a gap: neither the counter nor the power was read."""

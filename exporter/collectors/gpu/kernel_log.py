@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _XID = re.compile(
-    r"NVRM: Xid \(PCI:([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})[^)]*\): ([0-9]{1,6})\b"
+    r"NVRM: Xid \(PCI:(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):(?P<device>[0-9a-fA-F]{2})[^)]*\):"
+    r" (?P<xid>[0-9]{1,6})\b"
 )
+"""Xid error in a line of the kernel log, with the PCI address of the GPU."""
 _RECORD_BYTES = 8192
+"""Size of a read. A record of the kernel log is never larger."""
 
 KernelXids = Mapping[str, Mapping[str, tuple[int, float]]]
 """Number of errors and Unix time of the last error, by PCI address in NVML's notation and by Xid."""
@@ -70,8 +73,8 @@ class KernelLog:
         text = self._incomplete_line + record.decode("utf-8", "replace")
         *lines, self._incomplete_line = text.split("\n")
         for match in filter(None, map(_XID.search, lines)):
-            domain, bus, device, xid = match.groups()
-            # NVML writes 00000000:3B:00.0.
-            xids = self._counts.setdefault(f"{int(domain, 16):08X}:{bus.upper()}:{device.upper()}.0", {})
+            bus, device, xid = match["bus"].upper(), match["device"].upper(), match["xid"]
+            address = f"{int(match['domain'], 16):08X}:{bus}:{device}.0"  # NVML writes 00000000:3B:00.0
+            xids = self._counts.setdefault(address, {})
             count, _ = xids.get(xid, (0, 0.0))
             xids[xid] = (count + 1, self._clock())

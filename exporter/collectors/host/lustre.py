@@ -115,19 +115,20 @@ def _parse_stats(text: str) -> LustreCounts:
     """Parse lines such as `read_bytes 4 samples [bytes] 1 9 20`, whose numbers are minimum, maximum and sum."""
     counts = LustreCounts()
     for line in text.splitlines():
-        name, count, samples, unit, *numbers = [*line.split(), "", "", "", ""]
+        # An operation without minimum, maximum and sum, and a line with a time, have fewer fields.
+        name, count, samples, unit, _minimum, _maximum, total, *_ = [*line.split(), *[""] * 7]
         if samples != "samples":
             continue  # snapshot_time, start_time
         if name in {"read_bytes", "write_bytes"}:
             operation = name.removesuffix("_bytes")
             counts.operations[operation] += int(count)
-            counts.bytes[operation] += int(numbers[2])
+            counts.bytes[operation] += int(total)
         elif unit in _COUNTED_UNITS:
             operation = name if name in {"read", "write"} else "other"
             if operation == "other":  # the lines read_bytes and write_bytes count reads and writes
                 counts.operations[operation] += int(count)
-            if unit == "[usecs]" and numbers[2]:
-                counts.microseconds[operation] = counts.microseconds.get(operation, 0) + int(numbers[2])
+            if unit == "[usecs]" and total:
+                counts.microseconds[operation] = counts.microseconds.get(operation, 0) + int(total)
     return counts
 
 
@@ -147,8 +148,10 @@ def _labels(clients: Sequence[str], mounts: Sequence[Mount]) -> dict[str, str]:
     """
     mount_points: dict[str, str] = {}  # by name of the filesystem
     for mount in mounts:  # 10.0.0.1@o2ib:/scratch/project is a part of the filesystem `scratch`
-        mount_points.setdefault(mount.source.rpartition(":/")[2].partition("/")[0], mount.label)
-    filesystems = {client: client.rpartition("-")[0] for client in clients}
+        _, _, directory = mount.source.rpartition(":/")
+        filesystem, _, _ = directory.partition("/")
+        mount_points.setdefault(filesystem, mount.label)
+    filesystems = {client: client.rpartition("-")[0] for client in clients}  # scratch-ffff8c01a5b3d000
     client_counts = Counter(filesystems.values())
     return {
         client: mount_points.get(filesystem, client) if client_counts[filesystem] == 1 else client

@@ -110,6 +110,7 @@ HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "np_cnp_sent", "rnr_nak_retr
 """Hardware counters that can explain a slow collective operation."""
 
 _STATE_DOWN = 1
+"""Number of the state of a port that is down (IB_PORT_DOWN)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ RETENTION_SECONDS = 120.0
 START_TOLERANCE_SECONDS = 0.02
 """Maximum difference of two readings of the same start, because the clocks are read one after the other."""
 
+# Indices of the fields `state` and `starttime` after the command in /proc/PID/stat; see proc_pid_stat(5).
+_STATE_FIELD = 0
 _START_FIELD = 19
-"""Index of `starttime` among the fields after the command in /proc/PID/stat; see proc_pid_stat(5)."""
 
 
 class ProcessLives:
@@ -148,8 +149,10 @@ def _start_time(pid: int) -> float | None:
         text = (procfs() / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()
-    if len(fields) <= _START_FIELD or fields[0] in {"Z", "X"}:
+    # The command before the last parenthesis may contain spaces.
+    _, _, text_after_command = text.rpartition(")")
+    fields = text_after_command.split()
+    if len(fields) <= _START_FIELD or fields[_STATE_FIELD] in {"Z", "X"}:
         return None
     seconds_after_boot = int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
     suspended_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()

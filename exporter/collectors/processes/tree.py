@@ -25,9 +25,10 @@ YOUNG_SECONDS = 2.0
 CLOCK_STEP_SECONDS = 60.0
 """Tolerance in the comparison of the start of a process and the start of its recording, for steps of the wall clock."""
 
-_WORKER_THREAD = "pt_data_worker"
-_SPAWN = "multiprocessing.spawn"
-_FORKSERVER = "multiprocessing.forkserver"
+# Texts from which the role of a child process is determined.
+_WORKER_THREAD = "pt_data_worker"  # name that torch gives a DataLoader worker
+_SPAWN = "multiprocessing.spawn"  # in the command line of a spawned process
+_FORKSERVER = "multiprocessing.forkserver"  # in the command line of the server that forks processes
 
 
 @dataclass(slots=True, eq=False)
@@ -264,10 +265,13 @@ def _command(process: psutil.Process) -> str:
 def _parse_status(text: str) -> ProcessStatus:
     """Parse /proc/<pid>/status. Raises LookupError and ValueError."""
     lines = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)
-    pids = lines["NSpid"] if "NSpid" in lines else lines["Pid"]
+    pids = (
+        lines["NSpid"] if "NSpid" in lines else lines["Pid"]
+    )  # NSpid: by pid namespace, the process's own last
     cpu_list = lines.get("Cpus_allowed_list")
     cpus = frozenset[int]() if cpu_list is None else _parse_cpu_list(cpu_list)
-    return ProcessStatus(own_pid=int(pids.split("\t")[-1]), cpus=cpus)
+    *_, own_pid = pids.split("\t")
+    return ProcessStatus(own_pid=int(own_pid), cpus=cpus)
 
 
 def _parse_cpu_list(text: str) -> frozenset[int]:

@@ -21,7 +21,10 @@ from math import inf
 from exporter.collectors.job import EnergyPoint, GpuListing, ProcessLife
 from exporter.ledger.energy.free_intervals import FreeInterval, FreeIntervals
 
-EXCLUSIVE, SM_SHARE, MEMORY_SHARE = "exclusive", "sm_share", "memory_share"
+# Methods of the division of a GPU's energy, values of the label `method`.
+EXCLUSIVE = "exclusive"
+SM_SHARE = "sm_share"
+MEMORY_SHARE = "memory_share"
 
 NOT_LISTED = "process_not_listed"
 """Reason of a gap: the driver never listed an exited process, and the GPU of the process is uncertain."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from exporter.ledger.state.codec import decoding, from_json, parse
 
 _OldRows = dict[tuple[str, ...], tuple[float | None, ...]]
+"""Record of an older release: rows of numbers by name, such as {("cost", "electricity", "EUR"): (1.5,)}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,6 @@ def decode_run(content: bytes) -> RunRecord:
         return record
 
 
-# Older records are rows of numbers by name, such as {("cost", "electricity", "EUR"): (1.5,)}.
-
-
 def _rows(body: Any) -> _OldRows:
     """Return the rows of an older record by name."""
     rows: _OldRows = from_json(_OldRows, body)
@@ -147,15 +145,16 @@ def _rows(body: Any) -> _OldRows:
 def _devices_of_rows(rows: _OldRows) -> DevicesRecord:
     """Return the devices of ("pass", boot): (time,) and ("pending", boot, component, device, source): (joules,)."""
     boot, passed_at = "", None
-    for name, values in rows.items():
-        if name[0] == "pass":
-            boot, passed_at = name[1], values[0]
+    for (kind, *labels), (value, *_) in rows.items():
+        if kind == "pass":
+            (boot,), passed_at = labels, value
     # The registers of these records are corrected totals, which cannot be compared with raw registers.
-    devices = [
-        DeviceRecord(name[2], name[3], name[4], pending_joules=values[0] or 0.0)
-        for name, values in rows.items()
-        if name[:2] == ("pending", boot)
-    ]
+    devices: list[DeviceRecord] = []
+    for (kind, *labels), (value, *_) in rows.items():
+        if kind == "pending":
+            device_boot, component, device, source = labels
+            if device_boot == boot:
+                devices.append(DeviceRecord(component, device, source, pending_joules=value or 0.0))
     return DevicesRecord(boot, passed_at, tuple(devices))
 
 

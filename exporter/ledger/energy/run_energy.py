@@ -32,7 +32,10 @@ from exporter.training.phases import WORK_PHASES
 
 _Key = TypeVar("_Key")
 
-POWER_SAMPLES, EXCLUSIVE, TIME_SHARE = "power_samples", "exclusive", "time_share"
+# Values of the label `method` of the energy of a phase.
+POWER_SAMPLES = "power_samples"
+EXCLUSIVE = "exclusive"
+TIME_SHARE = "time_share"
 
 
 @dataclass(frozen=True, slots=True)

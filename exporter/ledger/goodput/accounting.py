@@ -36,6 +36,7 @@ CAUSE_OF_PHASE: Mapping[str, str] = {
 """Badput cause by phase. The time of phases without an entry is work (`WORK_PHASES`) or `other`."""
 
 BADPUT_CAUSES = (*dict.fromkeys(CAUSE_OF_PHASE.values()), "lost_progress", "downtime", "hang", "other")
+"""Values of the label `cause` of badput."""
 
 INFERRED_LOOP_SECONDS = 60.0
 """Time after which an inferred loop is no longer regarded as a warm-up before a checkpoint is loaded."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 from exporter.recording.values import TrainingReading
 
 NO_READING = TrainingReading(phase="init")
+"""Reading of an attempt that has not reported training."""
 
 
 @dataclass(frozen=True, slots=True)

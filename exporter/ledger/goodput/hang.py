@@ -21,6 +21,7 @@ LONG_PHASES = frozenset(
 WAITING_PHASES = LONG_PHASES | {"data_loading"}
 """Phases in which a run with an overdue step is stalled, not hung."""
 LONG_PHASE_FACTOR = 5.0
+"""Factor of the limit in `LONG_PHASES`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,13 @@ from exporter.ledger.state.store import StateRecord, StateStore
 from exporter.ledger.totals import GapRules, Moment, ProcessTotals, VisibleSlot
 
 ACTIVE_STATES = ("starting", "running", "stalled", "hung", "ending")
+"""States of a run whose outcome is not decided."""
 FINAL_STATES = ("stopped", "finished", "failed", "lost")
+"""States of a run whose outcome is decided."""
 STATES = ACTIVE_STATES + FINAL_STATES
 
-_STOP_SIGNALS = frozenset({-signal.SIGINT, -signal.SIGTERM})
+_STOPPED_STATUSES = frozenset({-signal.SIGINT, -signal.SIGTERM})
+"""Exit statuses of a process that a user or a scheduler has stopped. The status of a signal is its negative number."""
 _SIGNAL_NAMES = {member.value: member.name for member in signal.Signals}
 
 CLOCK_TOLERANCE_SECONDS = 1.0
@@ -304,7 +307,7 @@ def _final_state(outcome: Outcome, process: ProcessTotals) -> RunState:
         return RunState(state, exited_at, reason, exit_status, exception=exception)
     if status is not None and status < 0:
         name = _SIGNAL_NAMES.get(-status, str(-status))
-        state = "stopped" if status in _STOP_SIGNALS else "failed"
+        state = "stopped" if status in _STOPPED_STATUSES else "failed"
         return RunState(state, exited_at, f"signal {name}", signal=name, exception=exception)
     if status is not None:
         launch_note = " of the launch" if outcome.source is EvidenceSource.LAUNCH else ""

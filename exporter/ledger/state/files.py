@@ -22,12 +22,14 @@ from exporter.ledger.state.codec import parse
 StateKey = tuple[str, ...]
 """Kind of content, run (empty if the content does not belong to a run), and further parts that make the key unique."""
 
-SUFFIX, DAMAGED_MARK = ".ledger", ".damaged-"
-"""Parts of a file name: `<key>.ledger` is a state file, and `<key>.ledger.damaged-<unix time>` an unusable state file."""
+SUFFIX = ".ledger"
+"""End of the name of a state file."""
+DAMAGED_MARK = ".damaged-"
+"""Text after `SUFFIX` in the name of an unusable state file. A Unix time follows."""
 MAX_BYTES = 32 << 20
 """Maximum size of a state file. Larger files are neither written nor read."""
 _MAGIC = b"training-exporter-ledger"
-_VERSION = 3
+_VERSION = 3  # of the format that this release writes
 _MAX_FIRST_LINE_BYTES = 128
 _MAX_READABLE_CHARACTERS = 60  # of the key, in a file name
 _HASH_DIGITS = 32  # of the key's hash, in a file name

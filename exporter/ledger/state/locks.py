@@ -12,8 +12,9 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-_IN_USE = {errno.EACCES, errno.EAGAIN}
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+# Errors of a request for a lock.
+_IN_USE = {errno.EACCES, errno.EAGAIN}  # another process holds the lock
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}  # the filesystem has no locks
 
 
 class StateLocks:

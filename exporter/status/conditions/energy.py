@@ -8,8 +8,9 @@ from exporter.status.condition import Condition, Match
 from exporter.status.formatting import duration
 from exporter.status.view import View
 
-MIN_RATIO, MAX_RATIO = 0.8, 1.25
-"""Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect."""
+# Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect.
+MIN_RATIO = 0.8
+MAX_RATIO = 1.25
 RANGE_SECONDS = 3600.0
 """Time range of the gaps in the readings."""
 MAX_GAP_SECONDS = 60.0

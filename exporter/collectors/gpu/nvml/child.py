@@ -29,7 +29,7 @@ from exporter.collectors.gpu.nvml.library import CallFailedError, CallInProgress
 from exporter.collectors.gpu.nvml.sampler import NvmlSampler, RestartError
 from exporter.collectors.gpu.options import GpuOptions
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _COST_INTERVAL_SECONDS = 10.0
 """Interval in which the child reports its CPU time and memory."""
 _MAX_MEMORY_BYTES = 128 << 20
@@ -216,6 +216,10 @@ def _loading_error() -> str:
 def _own_cost() -> dict[str, float]:
     """Return the CPU time and the resident memory of this process."""
     statm, times = Path("/proc/self/statm"), os.times()
-    # The second field of statm is the resident memory.
-    pages = int(statm.read_text(encoding="ascii").split()[1]) if statm.exists() else 0
-    return {"cpu_seconds": times.user + times.system, "resident_bytes": pages * os.sysconf("SC_PAGE_SIZE")}
+    resident_pages = 0
+    if statm.exists():
+        _total_pages, resident_pages, *_ = map(int, statm.read_text(encoding="ascii").split())
+    return {
+        "cpu_seconds": times.user + times.system,
+        "resident_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
+    }

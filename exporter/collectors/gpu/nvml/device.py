@@ -51,6 +51,7 @@ SLOW_CALL_SECONDS = 0.25
 PAUSE_PER_SECOND = 100.0
 """Seconds for which a slow call is paused, per second of its duration."""
 MAX_PAUSE_SECONDS = 300.0
+"""Maximum pause of a slow call."""
 
 
 class DownError(Exception):
@@ -239,7 +240,10 @@ def member_error(code: int) -> str:
 
 def query_name_of(field: Field) -> str:
     """Return the name of the query of a field value."""
-    return f"field.{field[0]}.{field[1]}" if isinstance(field, tuple) else f"field.{field}"
+    if isinstance(field, tuple):
+        field_id, scope = field
+        return f"field.{field_id}.{scope}"
+    return f"field.{field}"
 
 
 def _number_of(value: Any) -> float:

@@ -24,7 +24,9 @@ _MAX_DELAY_MICROSECONDS = 500_000
 """Age of the newest sample from which the instantaneous reading is used."""
 
 _CALL = "nvmlDeviceGetSamples"
-_POWER, _UTILIZATION = 0, 1  # NVML's kinds of samples
+# NVML's kinds of samples.
+_POWER = 0
+_UTILIZATION = 1
 
 # Layout of nvmlSample_t (time and value) by NVML's type code of the value. The bytes are parsed because a pass reads up to a
 # hundred samples, and each attribute access on a structure of pynvml takes microseconds.
@@ -34,6 +36,7 @@ Totals = dict[str, float]
 """Totals since the NVML child started, by reading; shared by the samples and the performance counters."""
 
 BUSY = "busy_seconds"
+"""Reading of the totals: integral of the utilization over time."""
 
 Sample = tuple[int, float]
 """Unix time on the driver's clock, in microseconds, and a value."""

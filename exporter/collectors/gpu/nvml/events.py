@@ -21,6 +21,7 @@ from exporter.collectors.gpu.nvml.library import CallFailedError, NvmlLibrary
 XID = 0x8
 """Type of an Xid event (nvmlEventTypeXidCriticalError)."""
 _WAIT_MILLISECONDS = 5000
+"""Timeout of a wait for an event."""
 _PAUSE_SECONDS = 1.0
 """Time between two waits for a set whose last wait has failed."""
 _MAX_XIDS = 200

@@ -23,6 +23,7 @@ MIN_INTERVAL_SECONDS = 0.1
 """Minimum time between two samples; NVML returns NaN for a shorter time."""
 
 SM_ACTIVITY = 2
+"""NVML's id of the metric (NVML_GPM_METRIC_SM_UTIL)."""
 
 _SUPPORT_INTERVAL_SECONDS = 10.0
 """Minimum time between two queries of the GPM support."""

@@ -20,6 +20,7 @@ from exporter.collectors.gpu.nvml.units import flag, small
 _MAX_INSTANCES = 16
 """Maximum number of MIG devices of a GPU that are read, more than any GPU has (7)."""
 _REPROBE_SECONDS = 60.0
+"""Time before an unsupported or forbidden query of a MIG device is tried again."""
 # The only metric of a MIG device that is published.
 _SM_ROW = next(row for row in ACTIVITY if row.metric == SM_ACTIVITY)
 

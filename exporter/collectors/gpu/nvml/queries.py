@@ -138,6 +138,12 @@ def _ecc(error_kind: str, error_kind_number: int, location: str, location_number
     )
 
 
+def _remapped_rows(result: Any) -> tuple[float, ...]:
+    """Return the numbers of rows after correctable and uncorrectable errors, and the flags for pending and failed."""
+    correctable, uncorrectable, is_pending, has_failed = result
+    return small(correctable), small(uncorrectable), flag(is_pending), flag(has_failed)
+
+
 def _pcie_link(reading: str, label: str, call: str) -> CallQuery:
     return CallQuery(
         tier=Tier.SLOW,
@@ -261,7 +267,7 @@ QUERIES: tuple[Query, ...] = (
             LabeledReading(reading="remapped_rows_pending"),
             LabeledReading(reading="remapped_rows_failed"),
         ),
-        convert=lambda rows: (small(rows[0]), small(rows[1]), flag(rows[2]), flag(rows[3])),
+        convert=_remapped_rows,
     ),
     _pcie_link("pcie_link_generation", "current", "nvmlDeviceGetCurrPcieLinkGeneration"),
     _pcie_link("pcie_link_generation", "max", "nvmlDeviceGetMaxPcieLinkGeneration"),
@@ -283,9 +289,8 @@ of their own."""
 
 def queries_of(driver_version: str) -> dict[Tier, tuple[Query, ...]]:
     """Return the queries by tier, without field ids that have another meaning in this driver version."""
-    parts = driver_version.split(".")
-    is_parsable = len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
-    version = (int(parts[0]), int(parts[1])) if is_parsable else (0, 0)
+    major, minor, *_ = [*driver_version.split("."), "", ""]
+    version = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
     def applies(query: Query) -> bool:
         drivers = query.drivers if isinstance(query, FieldQuery) else None
