@@ -45,7 +45,9 @@ class FeedSink:
         if writer is None:
             return None
         identity = writer.identity
-        return FeedLocation(writer.directory, identity.id, identity.run, identity.rank)
+        return FeedLocation(
+            directory=writer.directory, process_id=identity.id, run=identity.run, rank=identity.rank
+        )
 
     def publish(self, recording: Recording, identity: ProcessIdentity, *, is_child: bool) -> bool:
         """Replace the recording in the feed file. Return False on a failure. The last recording of an identity closes the file.

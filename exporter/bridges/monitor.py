@@ -121,7 +121,15 @@ def _raw_event(name: str, event: Any) -> RawEvent:
         data, unix_seconds = check_data(event.data), float(event.timestamp.timestamp())
     except Exception:  # noqa: BLE001  # a class of the job may have other attributes, or a year that is no Unix time
         data, unix_seconds = {}, time()
-    return RawEvent(name or UNNAMED, None, "info", data, unix_seconds, time(), monotonic_ns())
+    return RawEvent(
+        type=name or UNNAMED,
+        message=None,
+        severity="info",
+        data=data,
+        timestamp=unix_seconds,
+        logged_at=time(),
+        monotonic_ns=monotonic_ns(),
+    )
 
 
 def _series(key: str) -> Callable[[float], None] | None:

@@ -33,4 +33,4 @@ def _extra_problems(configuration: Configuration) -> Iterator[Problem]:
             getattr(importlib.import_module(module), attribute)
         except Exception as error:  # noqa: BLE001  (a third-party module may raise any error)
             message = f"{name} cannot be imported: {type(error).__name__}: {error}"
-            yield Problem("collectors.extra.classes", None, None, message)
+            yield Problem("collectors.extra.classes", line=None, column=None, message=message)

@@ -153,12 +153,15 @@ def resolve(flags: argparse.Namespace, environ: Mapping[str, str]) -> Configurat
     }
     if not problems:
         problems += [
-            Problem("--web.listen-address", None, None, text) for _, text in sections["web"].problems()
+            Problem("--web.listen-address", line=None, column=None, message=text)
+            for _, text in sections["web"].problems()
         ]
     gpu = sections["gpu"]
     if gpu.replay is not None and gpu.replay != configuration.gpu.replay:
         message = unknown_machine_problem(gpu.replay)
-        problems += [] if message is None else [Problem("--gpu.replay", None, None, message)]
+        problems += (
+            [] if message is None else [Problem("--gpu.replay", line=None, column=None, message=message)]
+        )
     if problems:
         raise ConfigurationError(problems)
     return replace(configuration, **sections)

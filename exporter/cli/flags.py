@@ -45,7 +45,7 @@ FLAGS: Mapping[str, tuple[str, str]] = {
 
 def flag_error(source: str, message: str) -> ConfigurationError:
     """Return the ConfigurationError for a flag or for the command line."""
-    return ConfigurationError([Problem(source, None, None, message)])
+    return ConfigurationError([Problem(source, line=None, column=None, message=message)])
 
 
 def print_notice(line: str) -> None:
@@ -95,13 +95,20 @@ class Parser(argparse.ArgumentParser):
 
         flag = argument.partition("=")[0]
         if not flag.startswith("-") or flag == "-":
-            return Problem("command line", None, None, f"unexpected argument {argument!r}")
+            return Problem(
+                "command line", line=None, column=None, message=f"unexpected argument {argument!r}"
+            )
         if switch := re.fullmatch(r"--(no-)?collector\.(\w+)", flag):
             option = f"collectors: {{{switch[2]}: {{enabled: {'false' if switch[1] else 'true'}}}}}"
-            return Problem(flag, None, None, f"unknown flag; write {option} in the file of --config.file")
+            return Problem(
+                flag,
+                line=None,
+                column=None,
+                message=f"unknown flag; write {option} in the file of --config.file",
+            )
         documented_actions = [action for action in self._actions if action.help is not argparse.SUPPRESS]
         names = [name for action in documented_actions for name in action.option_strings]
-        return Problem(flag, None, None, f"unknown flag, {suggest(flag, names)}")
+        return Problem(flag, line=None, column=None, message=f"unknown flag, {suggest(flag, names)}")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

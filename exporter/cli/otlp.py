@@ -36,7 +36,7 @@ RETENTION_SECONDS = 86400.0
 """Time after which an absent series is forgotten. A total that is absent for a shorter time, for example because the state file cannot
 be written, keeps its start time."""
 
-SeriesKey = tuple[str, frozenset[tuple[str, str]]]
+SampleKey = tuple[str, frozenset[tuple[str, str]]]
 """Name of a sample, and its labels with their values."""
 
 
@@ -66,7 +66,7 @@ class StartTimes:
     """
 
     def __init__(self) -> None:
-        self._series: dict[SeriesKey, _CumulativeSeries] = {}
+        self._series: dict[SampleKey, _CumulativeSeries] = {}
         self._push_ns = 0
         self._previous_push_ns: int | None = None  # time of the last successful push
 

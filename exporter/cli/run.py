@@ -220,7 +220,7 @@ class JobSupervisor:
             if registration is not None:
                 registration.release()
             return error.status << 8  # as a wait status, whose second byte is the exit status
-        self._job = Job(pid, plan.run, started_at, launch=plan.environment.get(LAUNCH_ID, ""))
+        self._job = Job(pid=pid, run=plan.run, started=started_at, launch=plan.environment.get(LAUNCH_ID, ""))
         if registration is not None:
             registration.write_job(self._job)
             self._sidecar = SidecarProcess(plan.sidecar_command, plan.feed_directory, mask=self._mask)

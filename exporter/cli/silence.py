@@ -282,9 +282,10 @@ def main(arguments: Sequence[str]) -> int:
         launch = ""
         with suppress(OSError, ValueError):
             launch = str(json.loads(Path(path).read_bytes())["launch"])
-        job = json.dumps(dataclasses.asdict(Job(int(pid), run, float(started_at), silence, launch))).encode()
+        job = Job(pid=int(pid), run=run, started=float(started_at), silence=silence, launch=launch)
+        content = json.dumps(dataclasses.asdict(job)).encode()
         with suppress(OSError):
-            replace_file(path, job, temporary=f"{path}.tmp", mode=0o644)
+            replace_file(path, content, temporary=f"{path}.tmp", mode=0o644)
     return 0
 
 

@@ -116,7 +116,9 @@ def _report_on_run(run: str, entries: Sequence[FeedEntry], answers: Mapping[str,
     }
     unanswered_ranks = [rank for rank in ranks if rank.process_id not in answer_by_process]
     steps = [answer.step for answer in answer_by_process.values() if answer.step is not None]
-    observed_run = InspectedRun(run, "observed", time.time(), max(steps, default=None), ranks)
+    observed_run = InspectedRun(
+        run=run, state="observed", since_timestamp=time.time(), step=max(steps, default=None), ranks=ranks
+    )
     return report_on(observed_run, answer_by_process, unanswered_ranks)
 
 

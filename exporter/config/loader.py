@@ -41,7 +41,9 @@ _INVALID: Any = object()  # result of a conversion that reported a problem
 def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
     """Return a dataclass instance from the YAML text of a source. An empty text has the defaults. Raises ConfigurationError."""
     if len(text) > MAX_BYTES:
-        raise ConfigurationError([Problem(source, None, None, f"larger than {MAX_BYTES >> 10} KiB")])
+        raise ConfigurationError(
+            [Problem(source, line=None, column=None, message=f"larger than {MAX_BYTES >> 10} KiB")]
+        )
     if isinstance(text, bytes):
         try:
             text = text.decode("utf-8")
@@ -49,7 +51,7 @@ def load(text: str | bytes, source: str, cls: type[_T]) -> _T:
             text_before = error.object[: error.start].decode("utf-8")
             line, column = text_before.count("\n") + 1, len(text_before) - text_before.rfind("\n")
             message = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
-            raise ConfigurationError([Problem(source, line, column, message)]) from None
+            raise ConfigurationError([Problem(source, line=line, column=column, message=message)]) from None
     root = compose(text.removeprefix("\ufeff"), source)
     if root is None or is_null(root):
         root = EMPTY
@@ -69,7 +71,9 @@ def load_file(path: str | Path, cls: type[_T]) -> _T:
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigurationError([Problem(str(path), None, None, f"cannot be read: {reason}")]) from error
+        raise ConfigurationError(
+            [Problem(str(path), line=None, column=None, message=f"cannot be read: {reason}")]
+        ) from error
     return load(data, str(path), cls)
 
 

@@ -247,7 +247,15 @@ def _record(
             if data.get(key)
         }
         event_data = convert_data({**data, **truncated_errors}, lambda _name: None)
-        raw = RawEvent(type_, message, severity, event_data, event_time, now, monotonic_ns())
+        raw = RawEvent(
+            type=type_,
+            message=message,
+            severity=severity,
+            data=event_data,
+            timestamp=event_time,
+            logged_at=now,
+            monotonic_ns=monotonic_ns(),
+        )
         EVENTS.record(kind, raw, event_time, origin)
         EVENTS.await_handlers(kind)
 

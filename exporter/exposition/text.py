@@ -166,7 +166,15 @@ def write(metric: Metric, previous: FamilyText | None = None) -> FamilyText:
         Format.TEXT: heads[Format.TEXT] + "".join(lines.values()),
         Format.OPENMETRICS: heads[Format.OPENMETRICS] + _openmetrics_body(metric, lines, kept_samples),
     }
-    return FamilyText(heads, texts, tuple(lines), names, dropped_counts, metric, kept_samples)
+    return FamilyText(
+        heads=heads,
+        texts=texts,
+        series_texts=tuple(lines),
+        names=names,
+        dropped_counts=dropped_counts,
+        metric=metric,
+        samples=kept_samples,
+    )
 
 
 def _series_text(sample: Sample, sample_names: frozenset[str]) -> str:

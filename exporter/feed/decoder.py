@@ -334,15 +334,15 @@ def _reading(definition: StatDefinition, window: WindowReading | None, total: di
         refuse(f"{len(bucket_counts)} counts for {len(definition.buckets)} buckets")
     return StatReading(
         definition,
-        to_count(total["count"]),
-        None if total_sum is None else to_number(total_sum),
-        bucket_counts,
-        window,
-        None if last_sample is None else to_number(last_sample),
-        _rejected(total["rejected"]) if "rejected" in total else NO_COUNTS,
-        to_count(total["overflows"]) if "overflows" in total else 0,
-        None if value is None else to_number(value),
-        _exponential(total["exponential"]) if "exponential" in total else {},
+        count=to_count(total["count"]),
+        sum=None if total_sum is None else to_number(total_sum),
+        bucket_counts=bucket_counts,
+        window=window,
+        last_sample=None if last_sample is None else to_number(last_sample),
+        rejected=_rejected(total["rejected"]) if "rejected" in total else NO_COUNTS,
+        overflows=to_count(total["overflows"]) if "overflows" in total else 0,
+        value=None if value is None else to_number(value),
+        exponential=_exponential(total["exponential"]) if "exponential" in total else {},
     )
 
 

@@ -389,7 +389,13 @@ class JobCollector:
             steps = [process.training.step for process in running_processes if process.training is not None]
             step = next((candidate for candidate in steps if candidate is not None), None)
             state_name: Literal["hung", "stalled"] = "hung" if state.state == "hung" else "stalled"
-            yield InspectedRun(run, state_name, state.since_timestamp, step, tuple(ranks))
+            yield InspectedRun(
+                run=run,
+                state=state_name,
+                since_timestamp=state.since_timestamp,
+                step=step,
+                ranks=tuple(ranks),
+            )
 
 
 def _limit_exited_runs(slots: Sequence[VisibleSlot], max_exited_runs: int) -> list[VisibleSlot]:

@@ -126,9 +126,9 @@ def _totals(
         half = len(buckets_and_counts) // 2
         totals.series[SeriesKey(families_of(definition).main, definition.labels)] = StatReading(
             definition,
-            from_json(int, count),
-            from_json(float | None, total),
-            from_json(tuple[int, ...], buckets),
+            count=from_json(int, count),
+            sum=from_json(float | None, total),
+            bucket_counts=from_json(tuple[int, ...], buckets),
             last_sample=from_json(float | None, last_sample),
             rejected=from_json(dict[str, int], rejected_counts) or NO_COUNTS,
             overflows=from_json(int, overflows),

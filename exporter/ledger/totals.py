@@ -378,9 +378,9 @@ def sum_readings(earlier: StatReading | None, later: StatReading) -> StatReading
         total = None if total is None or earlier.sum is None else total + earlier.sum
     return StatReading(
         later.definition,
-        count,
-        None if total is None or not isfinite(total) else total,
-        counts,
+        count=count,
+        sum=None if total is None or not isfinite(total) else total,
+        bucket_counts=counts,
         last_sample=earlier.last_sample if later.last_sample is None else later.last_sample,
         rejected=sum_counts(earlier.rejected, later.rejected),
         overflows=earlier.overflows + later.overflows,

@@ -115,7 +115,15 @@ class Event:
         except (OverflowError, ValueError, OSError):
             event_time = now  # the timestamp is outside the range of Unix time
         name = self._name[:MAX_EVENT_NAME_CHARACTERS] or UNNAMED_TYPE
-        return RawEvent(name, None, "info", check_data(self._data), event_time, now, monotonic_ns())
+        return RawEvent(
+            type=name,
+            message=None,
+            severity="info",
+            data=check_data(self._data),
+            timestamp=event_time,
+            logged_at=now,
+            monotonic_ns=monotonic_ns(),
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, timestamp={self.timestamp!r}, data={self.data!r})"

@@ -107,7 +107,16 @@ def log(
     event_time = now if event.timestamp is None else check_timestamp(event.timestamp)
     kind = EVENTS.kind(type_, severity)
     if kind.enabled:
-        raw = RawEvent(type_, text, severity, data, event_time, now, monotonic_ns(), EVENTS.span_id())
+        raw = RawEvent(
+            type=type_,
+            message=text,
+            severity=severity,
+            data=data,
+            timestamp=event_time,
+            logged_at=now,
+            monotonic_ns=monotonic_ns(),
+            span_id=EVENTS.span_id(),
+        )
         EVENTS.record(kind, raw, event_time, event)
 
 

@@ -190,7 +190,9 @@ class ReplayLibrary:
             getattr(self, f"_{_LIBRARY_METHODS[symbol]}")(*arguments)
             return
         moment = self._moment
-        context = CallContext(gpu, moment, self._clock.wall(), self._machine.driver(moment))
+        context = CallContext(
+            gpu=gpu, moment=moment, wall=self._clock.wall(), driver=self._machine.driver(moment)
+        )
         _, *other_arguments = arguments
         if instance is not None:
             self._call_instance(symbol, instance, context, other_arguments[0])

@@ -33,7 +33,7 @@ def load_machine(name: str) -> MachineDescription:
 
     problem = unknown_machine_problem(name)
     if problem is not None:
-        raise ConfigurationError([Problem("gpu.replay", None, None, problem)])
+        raise ConfigurationError([Problem("gpu.replay", line=None, column=None, message=problem)])
     return load_file(_paths_by_name()[name], MachineDescription)
 
 

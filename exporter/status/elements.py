@@ -213,7 +213,9 @@ def plot(
             axis_labels=(format_value(high), format_value((high + low) / 2), format_value(low)),
             seconds=seconds,
             paths=tuple(_path(line, now, seconds, low, high) for line in drawn_lines.values()),
-            data=PlotData(unit, floor, tuple(drawn_lines), colors, (times, *rounded_lines)),
+            data=PlotData(
+                unit=unit, floor=floor, names=tuple(drawn_lines), colors=colors, data=(times, *rounded_lines)
+            ),
         )
     ]
 
@@ -251,7 +253,7 @@ def bar_segments(amounts: Mapping[str, float]) -> list[BarSegment]:
     for name in sorted(amounts, key=lambda name: -amounts[name])[:COLOR_COUNT]:
         amount = amounts[name]
         width = WIDTH * amount / total
-        segments.append(BarSegment(name, amount / total, x, width))
+        segments.append(BarSegment(name=name, ratio=amount / total, x=x, width=width))
         x += width
     return segments
 

@@ -39,7 +39,7 @@ def _read(process: psutil.Process) -> ProcessReading | None:
             times = process.cpu_times()
         except psutil.Error:
             return None
-        usage = Usage(times.user, times.system)
+        usage = Usage(user_seconds=times.user, system_seconds=times.system)
         threads = resident = descriptors = None
         try:
             threads = process.num_threads()
@@ -49,7 +49,9 @@ def _read(process: psutil.Process) -> ProcessReading | None:
         except (psutil.Error, PermissionError):
             # The process has just ended or belongs to a different user. The values that are not read yet stay None.
             pass
-        return ProcessReading(state, usage, threads, resident, descriptors)
+        return ProcessReading(
+            state=state, usage=usage, threads=threads, resident_bytes=resident, open_descriptors=descriptors
+        )
 
 
 def _read_io(pid: int) -> tuple[int | None, int | None]:

@@ -81,7 +81,8 @@ class RunTotals:
         total = self.groups.setdefault(group, GroupTotals())
         previous = self.last_usages.get(process)
         if previous is None:
-            previous = usage if predates_exporter else Usage(0.0, 0.0, 0, 0)
+            no_usage = Usage(user_seconds=0.0, system_seconds=0.0, read_bytes=0, written_bytes=0)
+            previous = usage if predates_exporter else no_usage
         total.add(previous, usage)
         self.last_usages[process] = Usage(
             user_seconds=_maximum(previous.user_seconds, usage.user_seconds),

@@ -171,7 +171,9 @@ class EnergyCollector:
         only_run: str | None = None
         if self._options.whole_machine and alive_runs is not None and len(alive_runs) == 1:
             (only_run,) = alive_runs
-            machine_use = machine_use or MachineUse(now, (), None, 1, None)
+            machine_use = machine_use or MachineUse(
+                time=now, runs=(), cpu_busy_seconds=None, cpus=1, memory_used_bytes=None
+            )
         if self._divided_at is None:
             self._divided_at = self._started_at = now
         attributed_uuids: Collection[str] = ()
@@ -288,7 +290,11 @@ class EnergyCollector:
         split = self._measured_split(device, shares, division.work, division.now)
         waiting_joules = 0.0 if split is None else _waiting_joules(device, split)
         for share in shares:
-            self._shares.add(DeviceShare(share.run, reading.component, reading.device, share.ratio))
+            self._shares.add(
+                DeviceShare(
+                    run=share.run, component=reading.component, device=reading.device, ratio=share.ratio
+                )
+            )
             run = runs[share.run]
             # The CPU time of a run is a difference between two passes: CPU energy waits for the second pass.
             must_wait = previous_machine_use is None and share.method == "cpu_share"
@@ -300,7 +306,12 @@ class EnergyCollector:
             )
             if reading.component == "gpu":
                 start = division.now - division.seconds
-                self._charge_gpu(run, GpuTime(share.run, reading.device, share.ratio, start, division.now))
+                self._charge_gpu(
+                    run,
+                    GpuTime(
+                        run=share.run, device=reading.device, ratio=share.ratio, start=start, end=division.now
+                    ),
+                )
         is_cpu_waiting = previous_machine_use is None and division.only_run is None
         if not is_cpu_waiting or reading.component in {"gpu", "dram"}:
             device.mark_divided(waiting_joules)
@@ -348,7 +359,14 @@ class EnergyCollector:
             reading, gpu_slice.method, joules, seconds, self._options, self._intensity, split
         )
         self._charge_gpu(
-            run, GpuTime(gpu_slice.run, reading.device, gpu_slice.ratio, gpu_slice.start, gpu_slice.end)
+            run,
+            GpuTime(
+                run=gpu_slice.run,
+                device=reading.device,
+                ratio=gpu_slice.ratio,
+                start=gpu_slice.start,
+                end=gpu_slice.end,
+            ),
         )
         self._shares.add_slice(reading.device, gpu_slice)
 

@@ -106,4 +106,4 @@ class GpuCharges:
                 start = charge.charged_until
                 self._charges[key] = _Charge(charge.ratio, now, is_lost=True)
                 if seconds <= MAX_INTERVAL_SECONDS:
-                    yield GpuTime(key.run, key.device, charge.ratio, start, now)
+                    yield GpuTime(run=key.run, device=key.device, ratio=charge.ratio, start=start, end=now)

@@ -147,10 +147,10 @@ class DeviceEnergy:
             reading.component,
             reading.device,
             reading.source,
-            reading.register_joules,
-            reading.time,
-            reading.watts,
-            pending_joules,
+            register_joules=reading.register_joules,
+            read_at=reading.time,
+            watts=reading.watts,
+            pending_joules=pending_joules,
         )
 
 

@@ -273,7 +273,15 @@ class GpuAttribution:
     ) -> GpuSlice:
         """Return the slice of a process that alone held the GPU in a free interval."""
         joules = joules_between(points, interval.start, interval.end)
-        return GpuSlice(find_run(pid), (pid,), EXCLUSIVE, 1.0, interval.start, interval.end, joules)
+        return GpuSlice(
+            run=find_run(pid),
+            pids=(pid,),
+            method=EXCLUSIVE,
+            ratio=1.0,
+            start=interval.start,
+            end=interval.end,
+            joules=joules,
+        )
 
     def _claim_stored_slices(self, life: ProcessLife, find_run: FindRun, division: DividedEnergy) -> None:
         """Attribute the stored energy of holders without a known run whose lifetime is within the lifetime of the process.
@@ -342,7 +350,15 @@ class GpuAttribution:
         for owner, ratio in shares.ratios.items():
             owner_holders = holders_by_owner[owner]
             pids = tuple(holder.pid for holder in owner_holders)
-            gpu_slice = GpuSlice(owner, pids, shares.method, ratio, start, end, joules * ratio)
+            gpu_slice = GpuSlice(
+                run=owner,
+                pids=pids,
+                method=shares.method,
+                ratio=ratio,
+                start=start,
+                end=end,
+                joules=joules * ratio,
+            )
             if owner.startswith("\0"):
                 stored_slices = owner_holders[0].stored_slices
                 stored_slices.append(gpu_slice)

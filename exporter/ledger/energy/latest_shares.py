@@ -42,7 +42,7 @@ class LatestShares:
             self.discard_gpu(gpu)
             self._slice_ends[gpu] = gpu_slice.end
         if gpu_slice.end == self._slice_ends[gpu]:
-            self.add(DeviceShare(gpu_slice.run, "gpu", gpu, gpu_slice.ratio))
+            self.add(DeviceShare(run=gpu_slice.run, component="gpu", device=gpu, ratio=gpu_slice.ratio))
 
     def discard_gpu(self, gpu: str) -> None:
         """Discard the shares of a GPU."""

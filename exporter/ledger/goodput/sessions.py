@@ -94,7 +94,14 @@ class Sessions:
         leading_processes = {process.identity.id: process for process in _leading_processes(ranks)}
         pids = {process_id: entry.pid for process_id, entry in entries.items()}
         session_pass = SessionPass(
-            now, rules, self.options, endings, evidence, list(ranks.processes()), leading_processes, pids
+            moment=now,
+            rules=rules,
+            options=self.options,
+            endings=endings,
+            evidence=evidence,
+            processes=list(ranks.processes()),
+            leading_processes=leading_processes,
+            pids=pids,
         )
         self._release_higher_ranks(leading_processes.values())
         self._bind_processes(leading_processes, endings, now)

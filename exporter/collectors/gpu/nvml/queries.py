@@ -126,8 +126,8 @@ def _clocks_event(
     )
 
 
-def _ecc(error_kind: str, error_kind_number: int, location: str, location_number: int) -> CallQuery:
-    """Return the query for the ECC errors of a kind and location, each as a label value and as NVML's number."""
+def _ecc(error_kind: str, location: str, *, error_kind_number: int, location_number: int) -> CallQuery:
+    """Return the query for the ECC errors of a kind and location, which have a label value and a number of NVML each."""
     volatile = 0  # since the driver was loaded
     return CallQuery(
         tier=Tier.SLOW,
@@ -254,10 +254,10 @@ QUERIES: tuple[Query, ...] = (
         targets=(LabeledReading(reading="temperature_threshold_celsius", labels=("slowdown",)),),
         convert=single_value(temperature),
     ),
-    _ecc("corrected", 0, "dram", 2),
-    _ecc("corrected", 0, "sram", 7),
-    _ecc("uncorrected", 1, "dram", 2),
-    _ecc("uncorrected", 1, "sram", 7),
+    _ecc("corrected", "dram", error_kind_number=0, location_number=2),
+    _ecc("corrected", "sram", error_kind_number=0, location_number=7),
+    _ecc("uncorrected", "dram", error_kind_number=1, location_number=2),
+    _ecc("uncorrected", "sram", error_kind_number=1, location_number=7),
     CallQuery(
         tier=Tier.SLOW,
         call="nvmlDeviceGetRemappedRows",
