@@ -1,6 +1,6 @@
 """Conversion of rule files to a PrometheusRule, the resource of the Prometheus operator.
 
-    python deploy/kubernetes/prometheusrule.py [DIRECTORY] | kubectl apply -f -
+    python deploy/kubernetes/prometheusrule.py [DIRECTORY] | kubectl apply --server-side -f -
 
 The default directory is deploy/prometheus/rules. Requires PyYAML.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import shutil
 import sys
@@ -55,14 +57,20 @@ def pod_specs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield document["spec"]["template"]["spec"]
 
 
-def render_chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dict[str, Any]]:
-    """Return the documents that Helm renders with these values, in a cluster with or without Prometheus' operator."""
+def render_manifest(*values: str, folder: Path = CHART, operator: bool = True) -> str:
+    """Return the text that Helm renders with these values, for a cluster with or without Prometheus' operator."""
     helm = require_program("helm", "the extra `test`")
     crds = ["--api-versions", "monitoring.coreos.com/v1"] if operator else []
     settings = [argument for setting in values for argument in ("--set", setting)]
     completed_run = run(helm, "template", "release", folder, *crds, *settings)
     assert completed_run.returncode == 0, completed_run.stderr
-    return [document for document in load_documents(completed_run.stdout) if document]
+    return completed_run.stdout
+
+
+def render_chart(*values: str, folder: Path = CHART, operator: bool = True) -> list[dict[str, Any]]:
+    """Return the documents of `render_manifest`."""
+    manifest = render_manifest(*values, folder=folder, operator=operator)
+    return [document for document in load_documents(manifest) if document]
 
 
 CHART_SETTINGS = {
@@ -113,6 +121,34 @@ def test_the_exporter_of_a_pod_is_unprivileged_scraped_and_started_with_known_fl
     (port,) = container["ports"]
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == port["name"]
     assert len(port["name"]) <= 15  # the API server's limit, which no schema has
+
+
+MAX_OBJECT_BYTES = 1_048_576
+"""Limit of the API server for the data of a ConfigMap or Secret."""
+
+
+def release_bytes(manifest: str) -> int:
+    """Return the size of the Secret in which Helm stores a release: chart files in base64 and the manifest, compressed, in base64."""
+    chart_files = [
+        {"name": path.name, "data": base64.b64encode(path.read_bytes()).decode()}
+        for folder in ("templates", "dashboards", "rules")
+        for path in (CHART / folder).iterdir()
+    ]
+    release = json.dumps({"chart": {"files": chart_files}, "manifest": manifest})
+    return len(base64.b64encode(gzip.compress(release.encode())))
+
+
+def test_each_dashboard_and_the_release_fit_into_an_object_of_the_api_server() -> None:
+    manifest = render_manifest()
+    dashboards = {
+        document["metadata"]["name"]: sum(len(content.encode()) for content in document["data"].values())
+        for document in load_documents(manifest)
+        if document and "-dashboard-" in document["metadata"]["name"]
+    }
+
+    assert len(dashboards) == 6
+    assert {name: size for name, size in dashboards.items() if size > 0.9 * MAX_OBJECT_BYTES} == {}
+    assert release_bytes(manifest) < 0.95 * MAX_OBJECT_BYTES
 
 
 def test_the_chart_renders_no_resource_of_an_operator_that_the_cluster_lacks() -> None:
