@@ -580,7 +580,7 @@ NODE_WITH_LOST_GPU = LOST_GPU | {
                 '{problem="collector rapl fails",remedy="read the log of the exporter"}': Impact.UNKNOWN,
             },
         ),
-        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 330_000, "{}": 300_000}),
+        ("What is wrong", "B", {'{gpu="0",run="a",rank="3"}': 315_000, "{}": 300_000}),
         ("Ranks on this node", "B", {'{run="a",rank="3"}': 0}),
         ("Working collectors", "B", {'{collector="rapl"}': 1}),
     ],
