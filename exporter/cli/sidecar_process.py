@@ -65,6 +65,7 @@ class SidecarProcess:
         self._started_at = 0.0
         self._failures = 0
         self._is_required = True
+        self._is_signaled = False  # True once this `run` has sent a signal to the sidecar
         self.pid: int | None = None
 
     def check(self) -> None:
@@ -90,11 +91,12 @@ class SidecarProcess:
     def send(self, signal_number: int) -> None:
         """Send a signal to the sidecar of this `run`, if any. Until the supervisor reaps it, no other process can have its id."""
         if self.pid is not None:
+            self._is_signaled = True
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal_number)
 
     def expect_exit(self) -> None:
-        """Expect the exit of the sidecar, which is then neither reported nor followed by a restart."""
+        """Expect the exit of the sidecar, which is then not followed by a restart. Only a failure is reported."""
         self._is_required, self._next_check_at = False, math.inf
 
     def record_exit(self, wait_status: int) -> None:
@@ -104,16 +106,20 @@ class SidecarProcess:
         """
         self.pid, self._next_check_at = None, math.inf
         now, status = time.monotonic(), os.waitstatus_to_exitcode(wait_status)
-        if not self._is_required or status == EXIT_REFUSED:  # the sidecar has logged the reason
+        if status == EXIT_REFUSED:  # the sidecar has logged the reason
             return
-        if status == EXIT_JOINED:
+        failure = f"ended with status {status}" if status > 0 else f"was killed by {_signal_name(-status)}"
+        if not self._is_required:
+            if status not in {0, EXIT_JOINED} and not self._is_signaled:
+                print_notice(
+                    f"the sidecar {failure} after the job; the last values of the job may be missing"
+                )
+        elif status == EXIT_JOINED:
             self._is_joined, self._next_check_at = True, now + OWNER_CHECK_SECONDS
         elif status == 0:
             print_notice("the sidecar has exited; the job continues without metrics")
-        elif status > 0:
-            self._record_failure(f"ended with status {status}", now)
         else:
-            self._record_failure(f"was killed by {_signal_name(-status)}", now)
+            self._record_failure(failure, now)
 
     def _record_failure(self, event: str, now: float) -> None:
         """Schedule a restart after 1, 2, 4, 8 and 16 s. After a further failure, the job continues without metrics."""

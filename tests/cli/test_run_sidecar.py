@@ -350,6 +350,20 @@ def test_a_crashed_sidecar_is_restarted_and_reported(feed: Path, tmp_path: Path)
     assert len(read_lines(starts)) == 2
 
 
+def test_a_sidecar_that_fails_after_the_job_is_reported(feed: Path, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    sidecar = ["/bin/sh", "-c", f"while [ ! -e {end} ]; do sleep 0.05; done; sleep 0.5; exit 9"]
+    job = [
+        "sh",
+        "-c",
+        f"touch {feed / ('0' * 32)}.feed {end}",
+    ]  # with a recording, `run` waits for the sidecar
+    stderr = run_to_completion(supervise_command(feed, job, sidecar=sidecar, linger_seconds=600)).stderr
+
+    report = "the sidecar ended with status 9 after the job; the last values of the job may be missing"
+    assert f"exporter: {report}\n" in stderr
+
+
 def test_the_sidecar_has_its_own_session_and_no_standard_input(feed: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
     # Writes the process id, the session id and the target of standard input.
