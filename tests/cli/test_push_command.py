@@ -373,6 +373,25 @@ def counter_page(**totals: int) -> bytes:
     return f"# TYPE steps_total counter\n{lines}".encode()
 
 
+def test_a_counter_that_appears_after_the_first_push_starts_at_the_last_successful_push(
+    receiver: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = f"{receiver.url}/metrics", target_of(["otlp", receiver.url])
+    push, start_times = Push(source, target), []
+    for second, status in ((10, 200), (20, 400), (30, 200), (40, 200)):
+        monkeypatch.setattr("exporter.cli.otlp.time.time_ns", lambda second=second: second * 10**9)
+        receiver.status = status
+        receiver.page = counter_page(other=1) if second < 30 else counter_page(late=7, other=1)
+        assert push.push_once() == (status == 200)
+        start_times += [
+            point.start_time_unix_nano // 10**9
+            for point in receiver.metrics()["steps_total"].sum.data_points
+            if labels_of(point)["run"] == "late"
+        ]
+
+    assert start_times == [10, 10]  # all of its value is an increase since that push
+
+
 @pytest.mark.parametrize("absent_hours", [23, 25])
 def test_an_absent_counter_keeps_its_start_for_a_day_and_is_then_forgotten(
     receiver: Server, monkeypatch: pytest.MonkeyPatch, absent_hours: int
