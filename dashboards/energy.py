@@ -268,10 +268,10 @@ _LOST_DEVICES = (
 """PromQL for the lost GPUs, by node and device."""
 _CURRENT_DEVICES = "max by (instance, device) (exporter_energy_source_info{@energy_node})"
 _DEVICES_OF_OTHER_RUNS = (
-    '(training_energy_share_ratio{cluster=~"$cluster", run!~"$run"} > 0'
+    '(last_over_time(training_energy_share_ratio{cluster=~"$cluster", run!~"$run"}[$__range]) > 0'
     f" unless on (instance, device) {DEVICES_OF_RUNS})"
 )
-"""PromQL for the devices whose energy only runs that are not selected are charged for."""
+"""PromQL for the devices whose energy, in the time range, only runs that are not selected were charged for."""
 _READ_DEVICES = (
     "(max by (instance, component, device, index, source, name) (last_over_time(exporter_energy_source_info{@energy_node}[$__range]))"
     f" unless on (instance, device) {_DEVICES_OF_OTHER_RUNS})"

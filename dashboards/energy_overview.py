@@ -443,7 +443,7 @@ def _build_cause_table() -> Panel:
         Column(known_watt_hours, "Energy", unit=ENERGY_UNIT, decimals=1, width=90),
         sort="GPU hours",
         w=12,
-        h=11,
+        h=13,
         max_data_points=120,
     )
 
@@ -550,6 +550,6 @@ def _build_run_range_table() -> Panel:
         ),
         sort="Lost",
         w=12,
-        h=11,
+        h=13,
         max_data_points=120,
     )

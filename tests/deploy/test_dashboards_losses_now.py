@@ -772,22 +772,24 @@ def test_lost_devices_and_devices_with_gaps_are_above_suspect_devices_and_have_g
         | {name.replace("n2-u0", "n2-u2"): values for name, values in GAP.items()}
     )
     device = '{{instance="n2",device="n2-u{}"}}'
-    lost_row = (
-        '{component="gpu",device="n2-u1",index="1",instance="n2",run="a"}',
-        '{component="gpu",device="n2-u0",index="0",instance="n2",run="a"}',
-    )
-    readings = {device.format(0): ReadingQuality.SUSPECT, device.format(1): ReadingQuality.LOST}
+    row = '{{component="gpu",device="n2-u{0}",index="{0}",instance="n2",run="{1}"}}'
+    readings_by_run = {
+        "a": {0: ReadingQuality.SUSPECT, 1: ReadingQuality.LOST},
+        "b": {2: ReadingQuality.GAP, 3: ReadingQuality.MEASURED},
+    }
 
-    assert_queries(
-        tmp_path,
-        "training-energy",
-        "Source of each number",
-        series,
-        {"A": dict.fromkeys(lost_row, 1), "B": readings},
-        selected={"run": "a"},
-    )
-    readings |= {device.format(2): ReadingQuality.GAP, device.format(3): ReadingQuality.MEASURED}
-    assert_panel(tmp_path, "training-energy", "Source of each number", series, readings, column="Reading")
+    for run, readings in readings_by_run.items():
+        assert_queries(
+            tmp_path,
+            "training-energy",
+            "Source of each number",
+            series,
+            {
+                "A": {row.format(index, run): 1 for index in readings},
+                "B": {device.format(index): reading for index, reading in readings.items()},
+            },
+            selected={"run": run},
+        )
 
 
 def test_a_device_whose_exporter_is_down_has_an_unknown_reading(tmp_path: Path) -> None:
