@@ -42,9 +42,7 @@ class Variable:
     all_value: str | None = ".+"  # regular expression for All; None joins all values
     regex: str = ""  # extracts the value from a query result; "" for the whole result
     sort: int = ALPHABETICAL_SORT
-    hidden: bool = (
-        False  # no drop-down list; for a value or a regular expression that follows from other variables
-    )
+    hidden: bool = False  # no drop-down list; the value follows from other variables
     description: str = ""  # tooltip of the label
 
     def model(self) -> Json:

@@ -156,9 +156,7 @@ class GpuQuantity:
     is_low_bad: bool  # low values are bad, otherwise high values
     distance: float  # difference above which a GPU is an outlier, in the unit of the quantity or as a share of the median
     is_relative: bool = False  # the distance is a share of the median
-    is_compared: bool = (
-        True  # False compares the value itself with `distance`, instead of the difference from the median
-    )
+    is_compared: bool = True  # False: the value itself exceeds `distance`, not its difference
 
     def outliers(self, values: str) -> str:
         """Return PromQL for the outliers among *values*, PromQL for a value of each GPU; at most `MAX_LINES`."""

@@ -189,12 +189,8 @@ class Query:
     """Query of a panel: PromQL with named selectors, legend and line style."""
 
     expression: str
-    legend: str = (
-        "__auto"  # `{{label}}` expands to the value of the label; Grafana chooses the text for `__auto`
-    )
-    color: str | None = (
-        None  # color of the series; shades of the color if the legend of lines contains a label
-    )
+    legend: str = "__auto"  # `{{label}}` is the value of a label; Grafana chooses the text for `__auto`
+    color: str | None = None  # color of the series; shades of it if the legend of lines contains a label
     reference: bool = False  # a reference line: dashed, not stacked, gray by default
     dashed: bool = False  # dashed lines
     right_axis: bool = False  # dashed lines on the right axis

@@ -33,16 +33,12 @@ class Column:
 
     source: str  # PromQL or the name of a label; an identifier is a label, so that the PromQL of a metric needs braces: `up{}`
     title: str  # heading
-    unit: str | None = (
-        None  # Grafana's identifier of the unit; None for a plain number, or for the text of a label or a mapping
-    )
+    unit: str | None = None  # Grafana's identifier of the unit; None for a plain number, and for a text
     width: int | None = None  # pixels, or the heading's if wider; None for a share of the remaining width
     thresholds: Json | None = None  # thresholds that color the text, or the bar of a bar gauge
     mappings: Sequence[Json] = ()  # value mappings
     links: Sequence[Json] = ()  # data links of the cells
-    bar: tuple[float, float] | None = (
-        None  # minimum and maximum of a bar gauge in each cell; None for no bar gauge
-    )
+    bar: tuple[float, float] | None = None  # limits of the bar gauge in each cell; None for no bar gauge
     decimals: int | None = None  # number of decimals; None for automatic
     filterable: bool = True  # the heading of a label has a filter, whose icon makes the column wider
 

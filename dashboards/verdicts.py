@@ -21,9 +21,7 @@ class Verdict(enum.IntEnum):
     STARTING = 4
     WARNING = 5  # an alert of severity warning fires
     HAD_NAN_LOSS = 6  # the loss was NaN or infinite within 15 minutes, and is finite again: the critical alert still fires
-    LOSES_TIME = (
-        7  # loses at least `MIN_LOSS_SHARE` of the time now; the start, saves and validation do not count
-    )
+    LOSES_TIME = 7  # loses at least `MIN_LOSS_SHARE` of the time now, without start, saves and validation
     LOSES_MUCH_TIME = 8  # loses at least `MIN_LARGE_LOSS_SHARE` of the time now; the start does not count
     PARTLY_UNKNOWN = 9  # some ranks have no sample
     ENDANGERS_WORK = 10  # work or the model may be lost, although steps finish

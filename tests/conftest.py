@@ -25,9 +25,8 @@ _FEED_DIRECTORY = tempfile.mkdtemp(prefix="exporter-tests-")
 os.environ["EXPORTER_FEED_DIR"] = _FEED_DIRECTORY  # before the first flush, which reads the variable
 for _name in ("EXPORTER_RUN", "EXPORTER_DISABLED", "EXPORTER_AUTO", "RANK", "LOCAL_RANK", "SLURM_JOB_ID"):
     os.environ.pop(_name, None)
-os.environ.pop(
-    "PYTHONDONTWRITEBYTECODE", None
-)  # workers and child processes share the compiled modules, as with `make test`
+# Workers and child processes share the compiled modules, as with `make test`.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 atexit.register(shutil.rmtree, _FEED_DIRECTORY, ignore_errors=True)
 open_session()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores SIGINT

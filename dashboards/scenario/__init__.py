@@ -37,13 +37,9 @@ class Timeline:
 
     duration_seconds: float = DEFAULT_SECONDS
     pause_range: tuple[float, float] = (0.22, 0.29)  # the data loader delivers no batch
-    straggler_start: float = (
-        0.45  # from here until the crash, the GPU of the straggler overheats, and its rank is slow
-    )
+    straggler_start: float = 0.45  # until the crash, the GPU of the straggler overheats, and its rank is slow
     nan_start: float = 0.38  # the first NaN gradient
-    memory_errors_start: float = (
-        0.38  # `machine.MEMORY_ERROR_GPU`, which no rank uses, has memory errors from here on
-    )
+    memory_errors_start: float = 0.38  # `machine.MEMORY_ERROR_GPU`, which no rank uses, has memory errors
     lost_range: tuple[float, float] = (0.5, 0.66)  # `machine.LOST_GPU`, which no rank uses, is lost
     exporter_down_range: tuple[float, float] = (0.34, 0.46)  # the exporter of node-3 is down
     crash_time: float = 0.7  # a rank is killed

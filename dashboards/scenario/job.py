@@ -27,9 +27,8 @@ VARIATION_FACTOR = 1.04  # upper limit of the random variation of the compute ti
 STRAGGLER_FACTOR = 1.42
 SAVE_SECONDS = 0.9
 VALIDATION_STEPS = 8
-STARTUP_SECONDS = (
-    3.0  # from the start of an attempt to its first step; more than the sleeps of the initialization together
-)
+STARTUP_SECONDS = 3.0
+"""Time from the start of an attempt to its first step: longer than all sleeps of the initialization together."""
 STEP_TARGET = 20_000
 NAN_STEPS = 3
 WORLD_SIZE = 4

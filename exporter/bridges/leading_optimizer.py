@@ -75,9 +75,8 @@ class LeadingOptimizer:
         if not module_parameters:
             return False
         for optimizer in tuple(self._known_optimizers):
-            if module is optimizer or module is getattr(
-                optimizer, "module", None
-            ):  # such as DeepSpeed's engine
+            # An optimizer with a module is, for example, DeepSpeed's engine.
+            if module is optimizer or module is getattr(optimizer, "module", None):
                 return True
             trained_parameters = [
                 id(parameter)

@@ -104,13 +104,14 @@ class InferredLoop(TrainingThread):
     def fetch_begins(self, fetcher: Any) -> None:
         """Begin the fetch of a batch. A fetch without gradients begins a validation. In a validation, end the previous batch."""
         is_grad_enabled, edges, state = self._is_grad_enabled, self._step_edges, self._state
+        # Fast path:
         if (
             (state is READY or state is GRADIENTS)
             and self._fetching_from is None
             and self._thread == get_ident()
             and is_grad_enabled()
             and (now := monotonic()) < edges.limit
-        ):  # fast path
+        ):
             if state is GRADIENTS:  # gradient accumulation: another batch of the same step
                 self._phases.count_batch()
             edges.fetch_began = now
@@ -150,12 +151,13 @@ class InferredLoop(TrainingThread):
 
         The end of the loader ends the epoch or the validation. Any other error ends a validation as failed, and otherwise only the fetch.
         """
+        # Fast path:
         if (
             self._state is FETCHING
             and self._fetching_from is fetcher
             and error is None
             and (now := monotonic()) < self._step_edges.limit
-        ):  # fast path
+        ):
             self._step_edges.forward_began = now
             self._state = FORWARD
             self._fetching_from = None
@@ -288,9 +290,8 @@ class InferredLoop(TrainingThread):
         counted and no optimizer of torch exists.
         """
         state, edges = self._state, self._step_edges
-        if (
-            state is FORWARD and self._thread == get_ident() and (now := monotonic()) < edges.limit
-        ):  # fast path
+        # Fast path:
+        if state is FORWARD and self._thread == get_ident() and (now := monotonic()) < edges.limit:
             edges.backward_began = now
             self._state = BACKWARD
             self._is_iteration_kept = True
@@ -330,9 +331,8 @@ class InferredLoop(TrainingThread):
         A source that has stopped reporting, because no optimizer had stepped, starts again.
         """
         edges = self._step_edges
-        if (
-            self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < edges.limit
-        ):  # fast path
+        # Fast path:
+        if self._state is GRADIENTS and self._thread == get_ident() and (now := monotonic()) < edges.limit:
             edges.optimizer_began = now
             self._state = OPTIMIZER
         else:
@@ -350,12 +350,13 @@ class InferredLoop(TrainingThread):
         if self._stepping_optimizer is not optimizer:
             return
         loss = self._loss
+        # Fast path:
         if (
             self._state is OPTIMIZER
             and not loss.is_read
             and self._optimizers.single_id == id(optimizer)
             and self._phases.end_usual_step()
-        ):  # fast path
+        ):
             if self._step_edges.optimizer_began >= loss.due:
                 loss.read_next(self._step_edges.optimizer_began)
             self.progress.steps += 1

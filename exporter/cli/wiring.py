@@ -112,9 +112,8 @@ class Wiring:
         self._linger_seconds = configuration.feed.linger
         self._had_members = False
         self._running: dict[str, RunningEntry] = {}
-        self._initial_energy = (
-            configuration.energy
-        )  # its options that need a restart also apply after a reload
+        # Options that need a restart: the first values also apply after a reload.
+        self._initial_energy = configuration.energy
         boot_id = _BOOT_ID_PATH.read_text(encoding="ascii").strip() if _BOOT_ID_PATH.exists() else ""
         jobs.gpus = Gpus(use=self._gpu_use, readings=self._gpu_readings)
         jobs.endings.evidence = ExitEvidence(

@@ -312,9 +312,8 @@ def _parsed(text: str, position: int) -> dict[str, Any]:
         for part in path:
             inner = inner.setdefault(part, {})
         value, position = _DECODER.raw_decode(text, match.end())
-        inner.update(
-            {name: value}
-        )  # raises AttributeError if the outer key has a value that is not a mapping
+        # Raises AttributeError if the outer key has a value that is not a mapping.
+        inner.update({name: value})
         if text.startswith("]", position):
             return record
         if text.startswith(_SEPARATOR, position):

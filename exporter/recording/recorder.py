@@ -110,9 +110,8 @@ class Recorder:
     def _initialize(self) -> None:
         """Set the state that a forked child does not inherit: requests, start time, GPUs and the claim of the rank."""
         self._is_flush_requested = self._is_renewal_requested = False
-        self._has_ended = (
-            False  # True once the last recording of the process is aggregated, and no recording follows
-        )
+        # True once the last recording of the process is aggregated, and no recording follows.
+        self._has_ended = False
         self._is_shutting_down = False
         self._is_closed = False  # True after the shutdown, when nothing more is written
         self.started_at = time()

@@ -52,10 +52,8 @@ def is_from_signal_handler(error: BaseException) -> bool:
     Call this function in the `except` clause that caught the exception. A handler without a Python frame, such as a function of a C
     extension, is not recognized, and neither is a handler that has deleted its arguments.
     """
-    traceback = error.__traceback__
-    while (
-        traceback is not None and (traceback := traceback.tb_next) is not None
-    ):  # the first frame has caught the exception
+    traceback = error.__traceback__  # its first frame has caught the exception
+    while traceback is not None and (traceback := traceback.tb_next) is not None:
         if _is_signal_handler(traceback.tb_frame):
             return True
     return False

@@ -85,9 +85,7 @@ class GpuProcess:
     pid: Annotated[int, Range(1, 0xFFFFFFFF)] | None = None
     pid_file: str | None = None
     memory: Annotated[int, Range(0)] | None = None  # bytes; None if the driver does not report the memory
-    sm: Annotated[float, Range(0)] | None = (
-        None  # SM utilization in percent at full load; None if not reported
-    )
+    sm: Annotated[float, Range(0)] | None = None  # SM utilization at full load in %; None if not reported
 
     def problems(self) -> KeyProblems:
         """Yield a problem unless the process has either an id or a file."""

@@ -128,9 +128,8 @@ class Run:
     ranks: tuple[int, ...]  # ranks of this node
     reporting_count: int  # number of these ranks that report; sums and rates do not cover the other ranks
     world_size: int | None
-    failed_at: float | None = (
-        None  # Unix time of the first failure of a rank of this node whose process has not restarted
-    )
+    # Unix time of the first failure of a rank of this node whose process has not restarted.
+    failed_at: float | None = None
     nonfinite: Mapping[str, NonfiniteValues] = field(default_factory=dict)  # by kind: "loss" or "grad"
     # Unix time of the last completed step if the next step is late; otherwise None
     last_step_before_delay: float | None = None

@@ -51,9 +51,8 @@ class IterationBlock(HotBlock):
             self.entry_seconds = totals.seconds
             clock.active = totals
             clock.active_since = now
-        self.start_work_seconds = self.start_wait_seconds = (
-            0.0  # a signal handler may raise before the sums below are known
-        )
+        # A signal handler may raise before the sums below are known.
+        self.start_work_seconds = self.start_wait_seconds = 0.0
         self.is_open = True
         self.task = None
         clock.stack.append(self)

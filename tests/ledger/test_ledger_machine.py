@@ -72,9 +72,7 @@ class RecordedProcess:
     samples: list[float] = field(default_factory=list)
     written_samples: list[float] = field(default_factory=list)
     sequence: int = 0
-    read_count: int = (
-        0  # written samples that the current sidecar has read, or loaded from a state file at its start
-    )
+    read_count: int = 0  # written samples that the current sidecar has read, or has loaded from a state file
     saved_count: int = 0  # written samples that a state file has
 
 
@@ -200,9 +198,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_state_broken)
     @rule()
     def break_the_state(self) -> None:
-        (self.directory / "ledger").mkdir(
-            exist_ok=True
-        )  # before the first save, there is no directory to replace
+        # Before the first save, there is no directory to replace.
+        (self.directory / "ledger").mkdir(exist_ok=True)
         self.sidecar.replace_state_by_file()
         self.is_state_broken = True
 

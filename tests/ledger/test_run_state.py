@@ -146,9 +146,8 @@ def test_a_process_that_works_after_its_training_loop_is_running(
 def test_a_process_that_is_exiting_after_its_last_snapshot_is_running(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:
-    running_job.simulated.spend(
-        "other", 3600.0
-    )  # after its loop; the last snapshot repeats the time of the last step
+    # After the loop; the last snapshot repeats the time of the last step.
+    running_job.simulated.spend("other", 3600.0)
     running_job.write(*gauges(1.0), final=True)
 
     assert state(sidecar.collect()) == "running"

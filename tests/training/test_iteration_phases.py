@@ -428,9 +428,8 @@ def test_a_signal_handler_that_enters_blocks_never_breaks_the_sum_of_usual_steps
     old_handler = signal.signal(signal.SIGALRM, handle)
     loop = UsualLoop()
     try:
-        signal.setitimer(
-            signal.ITIMER_REAL, 0.002, 0.002
-        )  # longer than a call of the handler on a busy machine
+        # The interval is longer than a call of the handler on a busy machine.
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
         start = time.monotonic()
         with training.training_loop(0):
             loop.phases.iteration.__enter__()

@@ -220,9 +220,8 @@ def test_the_timeout_of_a_scrape_limits_its_wait_for_a_hanging_render() -> None:
 
     assert status_at_1_s == 503
     assert status_at_200_ms == 503
-    assert (
-        max(seconds_at_1_s, seconds_at_200_ms) < WAIT_LIMIT_SECONDS / 2
-    )  # on a busy machine, a response is late
+    # On a busy machine, a response is late.
+    assert max(seconds_at_1_s, seconds_at_200_ms) < WAIT_LIMIT_SECONDS / 2
     assert statuses == [200] * 5
 
 

@@ -141,9 +141,8 @@ def test_accepting_above_the_cap_does_not_keep_a_core_busy_while_no_connection_c
             wait_until(lambda: process.measure()["exporter_http_connections{running}"] == 16)
             file_count = len(open_files_of(process))
             with ClientCrowd(process.port, 1, COMPLETE_REQUEST) as crowd:
-                wait_until(
-                    lambda: len(open_files_of(process)) == file_count + 1
-                )  # the server has accepted it
+                # The server has accepted the connection when it has one more open file.
+                wait_until(lambda: len(open_files_of(process)) == file_count + 1)
 
                 assert cpu_time_ratio(process) < 0.25
                 assert process.measure()["exporter_http_connections{running}"] == 16
