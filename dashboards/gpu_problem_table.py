@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from dashboards.alerts import CLOCK_TIME, CLOCK_TIME_WIDTH
 from dashboards.cost_and_loss import CLUSTER_LOST_COST_PER_HOUR, standstill_by_run
 from dashboards.gpu_problems import (
@@ -19,7 +17,6 @@ from dashboards.gpu_problems import (
     RUNS_ON_NODES,
     SELECTED_NODES,
     Impact,
-    Problem,
     query_start_of_worst,
     recorded_gpu_problems,
     with_remedies_of_gpus,
@@ -50,11 +47,11 @@ Unlike `_RUNS_WITHOUT_PROGRESS`, the rule counts runs that remain `ending`, and 
 _SELECTED_GPUS = '@gpu_any_run, run=~"$run"'
 """Selector of recorded problems of GPUs. `.*`, the value of All, also selects GPUs without a run."""
 _WITH_RUN, _WITHOUT_RUN = ', run!=""', ', run=""'
-"""Matchers of problems of GPUs that a rank used in the last hour, or that no rank used."""
+"""Further matchers of recorded problems: of GPUs that a rank reported in the last hour, and of the others."""
 _WORST_GPU_PROBLEMS = f"topk by (instance, gpu) (1, {recorded_gpu_problems(_SELECTED_GPUS)})"
 """PromQL for the worst problem of each selected GPU, with the last run and rank."""
-NO_KNOWN_RUN = f"({recorded_gpu_problems(_SELECTED_GPUS + _WITHOUT_RUN)})"
-"""PromQL for the problems of selected GPUs that no rank used in the last hour, as far as the ranks report their GPUs."""
+PROBLEMS_WITHOUT_RUN = f"({recorded_gpu_problems(_SELECTED_GPUS + _WITHOUT_RUN)})"
+"""PromQL for the problems of selected GPUs that no rank reported in the last hour."""
 
 
 def _standstill_ranks(cause_matcher: str) -> str:
@@ -116,9 +113,11 @@ _NO_PROGRESS_ROWS = (
         _RECORDED_NO_PROGRESS, text="no rank finishes a step", remedy="What is wrong on Run has the cause"
     ),
 )
+"""PromQL for the rows of runs without progress. Of several rows of a run, the table has the first, which is the most specific."""
 _RUNS_STOPPED_BY_LOST_GPU = (
     f'max by (run) (gpu:gpu_problem:urgency{{@cluster, run!="", problem=~"{NO_RESPONSE_PREFIX}.+"}})'
 )
+"""PromQL for the runs of which a rank used a GPU that does not respond."""
 _ROWS_OF_STOPPED_RUNS = (
     f"(({' or on (run) '.join(_NO_PROGRESS_ROWS)}) unless on (run) {_RUNS_STOPPED_BY_LOST_GPU})"
 )
@@ -141,13 +140,16 @@ _TARGET_EXISTS = "max(up{@gpu_target})"
 
 
 _WAIT_RATIO = f"max by (run) (run:training_waiting_for_data:min2m{{@run}}) > {MAX_DATA_WAIT_RATIO}"
-# The share becomes a label, which is part of the text.
+"""PromQL for the smallest share of the time that a rank of each run waits for data, if that is a problem."""
 _WAITING_RUNS = (
     f'(label_replace(0 * count_values by (run) ("share", round(100 * ({_WAIT_RATIO}))) + {PRIORITIES_PER_IMPACT * Impact.LOSES_TIME},'
     ' "problem", "all ranks wait for data: at least $1 %, 2 min", "share", "(.+)")'
     f" unless on (run) {_RECORDED_NO_PROGRESS})"
 )
-"""PromQL for the selected runs whose ranks all wait for data and that make progress, with the text as the label `problem`."""
+"""PromQL for the selected runs whose ranks all wait for data and that make progress, with the text as the label `problem`.
+
+`count_values` turns the share into a label, which becomes a part of the text.
+"""
 _RUNS_OF_SELECTED_GPUS = (
     "max by (run) (gpu:training_last_rank:info{@run} and on (uuid) last_over_time(gpu_up{@gpu_any_run}[5m]))"
 )
@@ -161,14 +163,16 @@ def current_problems_table() -> Panel:
     return panel
 
 
-def _numbered(problems: Sequence[Problem]) -> Iterator[tuple[int, Problem]]:
-    """Yield each problem with its priority. The first has the highest."""
-    for index, problem in enumerate(problems):
-        yield len(problems) - index, problem
-
-
-_NODE_PROBLEM_ROWS = f"(({' or '.join(problem.row(priority) for priority, problem in _numbered(NODE_PROBLEMS))}) and {SELECTED_NODES})"
+_NODE_PROBLEM_BY_PRIORITY = {
+    len(NODE_PROBLEMS) - index: problem for index, problem in enumerate(NODE_PROBLEMS)
+}
+"""The problems of nodes by priority. The first has the highest."""
+_NODE_PROBLEM_ROWS = f"(({' or '.join(problem.row(priority) for priority, problem in _NODE_PROBLEM_BY_PRIORITY.items())}) and {SELECTED_NODES})"
 """PromQL for each current problem of a selected node: impact and priority as one number, with the labels `problem` and `remedy`."""
+
+
+_RUN_BY_NODE = f"topk by (instance) (1, {RUNS_ON_NODES})"
+"""PromQL for one of the runs that had a process on each node in the last hour."""
 
 
 def _query_node_problems() -> str:
@@ -179,8 +183,7 @@ def _query_node_problems() -> str:
     """
     # A join drops nodes without a match, so a node without a run needs a series too.
     run_by_node = (
-        f"(0 * topk by (instance) (1, {RUNS_ON_NODES})"
-        f" or on (instance) 0 * max by (instance) ({last_in_range('up{@node}')}))"
+        f"(0 * {_RUN_BY_NODE} or on (instance) 0 * max by (instance) ({last_in_range('up{@node}')}))"
     )
     problems = f"max by (instance, run, problem, remedy) ({_NODE_PROBLEM_ROWS} + on (instance) group_left (run) {run_by_node})"
     lowered = (
@@ -214,9 +217,9 @@ def _query_run_rows() -> str:
 
 def query_runs_with_problem() -> str:
     """Return PromQL for a series of each row of the table whose run is known, with the label `run`."""
-    runs_on_nodes = f"{RUNS_ON_NODES} and on (instance) {_NODE_PROBLEM_ROWS}"
+    runs_of_nodes = f"{_RUN_BY_NODE} and on (instance) {_NODE_PROBLEM_ROWS}"
     return (
-        f"(group by (run) ({recorded_gpu_problems(_SELECTED_GPUS + _WITH_RUN)}) or group by (run) ({runs_on_nodes})"
+        f"(group by (run) ({recorded_gpu_problems(_SELECTED_GPUS + _WITH_RUN)}) or group by (run) ({runs_of_nodes})"
         f" or group by (run) ({_query_run_problems()}))"
     )
 
@@ -246,7 +249,7 @@ def _problem_columns() -> tuple[Column, ...]:
     gpu_start = f"0 * {gpu_rows} + on (instance, gpu) group_left () {_START_OF_WORST_GPU_PROBLEM}"
     node_start = query_start_of_worst(
         " or ".join(
-            problem.row_start(priority, "instance") for priority, problem in _numbered(NODE_PROBLEMS)
+            problem.row_start(priority, "instance") for priority, problem in _NODE_PROBLEM_BY_PRIORITY.items()
         ),
         node_rows,
         "instance",

@@ -18,7 +18,7 @@ from dashboards.gpu_load import (
     utilization_panels,
 )
 from dashboards.gpu_problem_table import (
-    NO_KNOWN_RUN,
+    PROBLEMS_WITHOUT_RUN,
     current_problems_table,
     query_problem_counts_by_impact,
     query_runs_with_problem,
@@ -244,7 +244,7 @@ def _loss_of_listed_runs_panel() -> Panel:
     runs_with_problem = query_runs_with_problem()
     live_runs = 'max by (run) (training_run_state{@cluster, state=~"starting|running|stalled|hung"}) == 1'
     ranks_without_gpu = 'training_rank_info{@cluster, uuid="", local_rank=""}'
-    problems_without_known_run = f"({NO_KNOWN_RUN} and on (instance) {ranks_without_gpu})"
+    problems_without_known_run = f"({PROBLEMS_WITHOUT_RUN} and on (instance) {ranks_without_gpu})"
     no_loss = (
         f"0 * sum by (currency) ({CLUSTER_COST_PER_HOUR}) + {_NO_LOSS_VALUE} and on () max(up{{@gpu_target}})"
         f" unless on () (({live_runs} and on (run) {runs_with_problem}) or on () {NODES_WITH_EXPORTER_DOWN})"

@@ -421,6 +421,23 @@ def test_the_loss_of_the_runs_with_a_problem_is_the_sum_over_the_runs_of_the_tab
     )
 
 
+def test_the_loss_of_a_node_without_a_driver_is_that_of_the_run_in_its_row(tmp_path: Path) -> None:
+    series = {
+        'up{job="training",instance="n2"}': "1x60",
+        'gpu_nvml_error_info{job="training",instance="n2",reason="driver_not_loaded"}': "_x41 1x20",
+        'gpu_devices_expected{job="training",instance="n2"}': "8x60",
+    }
+    for run in ("b", "c"):
+        series |= {
+            f'training_process_up{{run="{run}",rank="0",instance="n2"}}': "1x60",
+            f'training_cost_total{{run="{run}",instance="n2",currency="EUR"}}': "0+0.15x60",
+            f'training_run_state{{run="{run}",instance="n2",state="running"}}': "1x60",
+            f'run:training_lost:ratio{{run="{run}",cause="standstill"}}': "1x60",
+        }
+
+    assert_panel(tmp_path, "training-gpus", LOSS_PANEL, series, {'{currency="EUR"}': 36})
+
+
 def test_no_gpu_has_a_state_while_the_exporter_of_its_node_is_down(tmp_path: Path) -> None:
     series = {name: values.replace("x60", "x58 stale") for name, values in HOT_GPU.items()} | {
         'up{job="training",instance="n1"}': "1x58 0x2"

@@ -19,6 +19,7 @@ from dashboards import (
     unsaved_work,
 )
 from dashboards.board import all_panels
+from exporter.status.conditions.gpus import CRITICAL_XIDS
 
 WORDS = {2: "two", 3: "three", 6: "six", 8: "eight"}
 PANELS: dict[tuple[str, str], dict[str, Any]] = {
@@ -121,6 +122,23 @@ def test_the_worst_problems_of_a_gpu_are_listed_in_their_order() -> None:
     positions = [text.find(problem.name) for problem in gpu_problems.GPU_PROBLEMS]
     assert min(positions) > 0
     assert positions == sorted(positions)
+
+
+def test_the_numbers_and_names_of_the_problems_of_a_gpu_are_those_of_the_rule() -> None:
+    (expression,) = [rule.expr for rule in rules() if rule.name == "gpu:gpu_fault:urgency"]
+    critical, others = (f"Xid {xid}" for xid in (min(CRITICAL_XIDS), 13))
+    recorded = {
+        int(number): text for number, text in re.findall(r'\+ (\d+),\s+"problem", "([^"]+)"', expression)
+    }
+    examples = {509: critical, 202: others}
+
+    values = gpu_problems.gpu_problem_values()
+    assert recorded.keys() == values.keys()
+    for number, text in recorded.items():
+        problem = examples.get(number, text.replace("$1", "gpu_is_lost"))
+        assert next(name for name in values.values() if re.fullmatch(name.matcher, problem)) == values[number]
+    for xids in re.findall(r'xid[=!]~"([\d|]+)"', expression):
+        assert {int(xid) for xid in xids.split("|")} == CRITICAL_XIDS
 
 
 PANELS_WITH_OUTLIERS = [
