@@ -149,7 +149,7 @@ def timed_phase_seconds() -> tuple[float, bool]:
             )
         )
     timer = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=itertools.count(0.0, 1.0).__next__)
-    timer.decide(threading.get_ident(), 1.0)
+    timer.turn_on_or_off(threading.get_ident(), 1.0)
     durations = []
     for _ in range(200):
         timer.begin(TRAINING_ITERATION, "iteration")

@@ -1,6 +1,6 @@
 """Event handlers of the package: console, JSON lines, logging, TensorBoard.
 
-A handler runs on a worker thread. Events lost because of a closed stream or a full disk are counted.
+A handler runs on a worker thread, which counts events that are lost because of a closed stream or a full disk.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ConsoleHandler:
         """Write one line and flush it."""
         stream = sys.stderr if self._stream is None else self._stream
         encoding = getattr(stream, "encoding", None) or "utf-8"
+        # A character that the stream cannot encode is written as an escape sequence.
         stream.write((text_line(event) + "\n").encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
 
@@ -49,7 +50,7 @@ def text_line(event: Event) -> str:
             f"{strftime('%Y-%m-%dT%H:%M:%S', gmtime(milliseconds // 1000))}.{milliseconds % 1000:03d}Z"
         )
     except (OverflowError, ValueError, OSError):
-        timestamp = repr(event.timestamp)  # outside the range of the calendar
+        timestamp = repr(event.timestamp)  # outside the range of `gmtime`
     return f"{timestamp} {event.severity.upper()}{rank} {_summary(event)}"
 
 
@@ -69,7 +70,8 @@ def _quoted(text: str) -> str:
 class JsonLinesHandler:
     """Handler that appends each event as a line of JSON to a rotating file. Written lines survive SIGKILL.
 
-    `{run}`, `{rank}` and `{pid}` in the path are replaced by the values of the process.
+    `{run}` and `{rank}` in the path are replaced by the values of the event, and `{pid}` by the id of the process. Characters of the run
+    other than letters, digits and `-_.` become `_`, and a missing rank becomes `none`.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int = 64 << 20, backups: int = 5) -> None:
@@ -92,7 +94,7 @@ def json_line(event: Event) -> bytes:
 
 
 def expand_path(pattern: str, run: str, rank: int | None) -> Path:
-    """Return the path of a pattern, with `{run}`, `{rank}` and `{pid}` replaced by the values of the process."""
+    """Return the path of a pattern with `{run}`, `{rank}` and `{pid}`, see `JsonLinesHandler`."""
     run = "".join(character if character.isalnum() or character in "-_." else "_" for character in run)
     rank_text = "none" if rank is None else str(rank)
     return Path(pattern.replace("{run}", run).replace("{rank}", rank_text).replace("{pid}", str(os.getpid())))
@@ -101,7 +103,7 @@ def expand_path(pattern: str, run: str, rank: int | None) -> Path:
 class LinesFile:
     """Writer of lines to rotating files. The file is opened for each line, so that it may be renamed, deleted, or shared after a fork.
 
-    A file that would exceed `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, up to `backups`
+    A file with lines that would exceed `max_bytes` is rotated: `events.jsonl` becomes `events.jsonl.1`, and so on, up to `backups`
     old files. Several processes may write to the same file.
 
     Raises:
@@ -138,7 +140,7 @@ class LinesFile:
             os.close(descriptor)
 
     def _rotate(self, path: Path, descriptor: int) -> None:
-        """Rename the file and its backups, or delete it without backups, unless another process has rotated it meanwhile."""
+        """Rename the file and its backups, or delete the file if no backups are kept. Do nothing if another process has rotated it."""
         # The first process to lock the full file rotates it. The other processes then find a different file under the path.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))):
@@ -164,7 +166,7 @@ def _open(path: Path) -> int:
 # Logging -----------------------------------------------------------------------------------------------------
 
 
-class LogRecords:
+class LoggingHandler:
     """Handler that passes each event to a logger as a log record, with the event as attribute `exporter_event`."""
 
     def __init__(self, logger: logging.Logger | str = "exporter.events") -> None:
@@ -183,7 +185,8 @@ class LogRecords:
 class TensorBoardHandler:
     """Handler that adds each number as `<type>/<name>`, and the message as `<type>/message`, at the time of the event.
 
-    The writer is a `SummaryWriter` or an object with `add_scalar` and `add_text`. `step` is the name of the step in the data.
+    The writer is a `SummaryWriter` or an object with `add_scalar` and `add_text`. `step` is the name of the datum that contains
+    the number of the step.
     """
 
     def __init__(self, writer: Any, *, step: str = "step") -> None:

@@ -42,7 +42,7 @@ class Counter:
 class Marker:
     """Queue item that signals the completion of all earlier items. With `ends_thread`, the thread stops at the marker.
 
-    Not a `threading.Event`, because a signal handler that interrupts `wait` would block `set`.
+    Not a `threading.Event`: its `wait` holds a lock that `set` needs, also while a signal handler interrupts the wait.
     """
 
     def __init__(self, *, ends_thread: bool) -> None:
@@ -63,7 +63,7 @@ class Worker:
     """Thread that calls a function with each item of a queue.
 
     Attributes:
-        processed_items: Number of items for which the function returned.
+        processed_items: Number of items for which the function returned before `finish` timed out.
         busy_since: Unix time at which the current call started; None between calls.
     """
 
@@ -140,7 +140,7 @@ class Worker:
     def finish(self) -> Callable[[float, str], None]:
         """End the thread after the queued items, and return a function that waits for the end.
 
-        After its timeout, the function counts the remaining items as lost.
+        If the wait times out, the remaining items are counted as lost.
         """
         marker = self.mark(ends_thread=True)
 
@@ -155,7 +155,7 @@ class Worker:
         return wait
 
     def mark(self, *, ends_thread: bool = False) -> Marker | None:
-        """Queue a marker and return it. Return None without a thread."""
+        """Queue a marker and return it. Return None before the start and after the end of the thread."""
         if self._thread is None or self._has_ended:
             return None
         marker = Marker(ends_thread=ends_thread)
@@ -163,7 +163,7 @@ class Worker:
         return marker
 
     def _run(self) -> None:
-        """Process the queue until a marker with `ends_thread`, or after a timeout of `finish`. Runs on the worker's thread."""
+        """Process items until a marker with `ends_thread`, or until `finish` has timed out. Runs on the worker's thread."""
         queue = self._queue
         while True:
             item = queue.get()

@@ -30,7 +30,7 @@ STEPS_PER_SECOND = 10
 MAX_COST_RATIO = 0.005
 """Maximum share of the thread's time that recording events may take. `EXPORTER_GPU_TIME` replaces this default."""
 MAX_EVENTS = 1024
-"""Limit of pending events. Above the limit, the pending events are discarded and the step is not timed."""
+"""Limit of pending events. Instead of a further event, the pending events are discarded and the step is not timed."""
 COLLECT_EVENTS = 256
 """Number of pending events from which events are also read within a step."""
 MAX_COST_SECONDS = 1e-4
@@ -88,11 +88,11 @@ class GpuTimer:
     """Timer of the main thread's phases on the device. An error of CUDA ends the timing and does not reach the job."""
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = monotonic) -> None:
-        self.is_on = False  # set by the recording thread
+        self.is_on = False  # set by the recording thread, and cleared by an error of CUDA
         self.completed_steps: deque[TimedStep] = deque(maxlen=1000)  # not published yet
         self._cost_ratio = number_within(environment, "EXPORTER_GPU_TIME", MAX_COST_RATIO, 0.0, 1.0)
         self._clock = clock
-        self._thread: int | None = None  # main thread
+        self._main_thread: int | None = None
         self._open: list[tuple[BlockKind, str]] = []  # open blocks with their phases, innermost last
         self._pending_events: deque[RecordedEvent] = deque()
         self._free_events: list[Any] = []  # CUDA events to record again
@@ -106,38 +106,38 @@ class GpuTimer:
     # On the job's thread --------------------------------------------------------------------------------
 
     def begin(self, kind: BlockKind, phase: str) -> None:
-        """Record the start of a block. Outside of a timed step, only a step and the phases in `STANDALONE_PHASES` start the timing."""
-        if not self.is_on or get_ident() != self._thread:
+        """Record the start of a block. If the timing is not active, only a step and a phase of `STANDALONE_PHASES` start it."""
+        if not self.is_on or get_ident() != self._main_thread:
             return
-        previous_phase = self._active_phase
+        ending_phase = self._active_phase
         if kind in ITERATIONS:
-            self._begin_step(previous_phase)
+            self._begin_step(ending_phase)
         elif phase in STANDALONE_PHASES and not self._is_timing:
             self._collect()
             self._is_timing = True
-            self._record_event(previous_phase, EventReason.BEGIN)
-        elif self._is_timing and phase != previous_phase:
-            self._record_event(previous_phase, EventReason.PHASE)
+            self._record_event(ending_phase, EventReason.BEGIN)
+        elif self._is_timing and phase != ending_phase:
+            self._record_event(ending_phase, EventReason.PHASE)
         self._open.append((kind, phase))
         del self._open[:-MAX_DEPTH]
 
     def end(self, kind: BlockKind) -> None:
         """Record the end of a block, which need not be the innermost."""
-        if not self.is_on or get_ident() != self._thread:
+        if not self.is_on or get_ident() != self._main_thread:
             return
-        previous_phase, open_blocks = self._active_phase, self._open
+        ending_phase, open_blocks = self._active_phase, self._open
         for index in range(len(open_blocks) - 1, -1, -1):
             if open_blocks[index][0] is kind:
                 del open_blocks[index]
                 break
-        if self._is_timing and (kind in ITERATIONS or self._active_phase != previous_phase):
-            self._record_event(previous_phase, EventReason.END if kind in ITERATIONS else EventReason.PHASE)
+        if self._is_timing and (kind in ITERATIONS or self._active_phase != ending_phase):
+            self._record_event(ending_phase, EventReason.END if kind in ITERATIONS else EventReason.PHASE)
 
     def record_step(self) -> None:
         """Record the end of a step and the start of the next step, in a job that reports steps without blocks."""
         if (
             self.is_on
-            and get_ident() == self._thread
+            and get_ident() == self._main_thread
             and not any(kind in ITERATIONS for kind, _ in self._open)
         ):
             if self._is_timing:
@@ -146,10 +146,10 @@ class GpuTimer:
 
     @property
     def _active_phase(self) -> str:
-        open_blocks = self._open  # `decide` may replace the list
+        open_blocks = self._open  # `turn_on_or_off` may replace the list
         return open_blocks[-1][1] if open_blocks else OTHER
 
-    def _begin_step(self, previous_phase: str) -> None:
+    def _begin_step(self, ending_phase: str) -> None:
         """Decide whether to time the step that starts now, and end the timing of the previous step."""
         self._collect()
         if not self._cost_ratio:  # a CUDA error has ended the timing; `is_on` may be stale
@@ -166,12 +166,15 @@ class GpuTimer:
                 1 / STEPS_PER_SECOND, self._cost_seconds / self._cost_ratio
             )
             self._cost_seconds = 0.0
-            self._record_event(previous_phase, EventReason.BEGIN)
+            self._record_event(ending_phase, EventReason.BEGIN)
         elif was_timing:
-            self._record_event(previous_phase, EventReason.CLOSE)
+            self._record_event(ending_phase, EventReason.CLOSE)
 
-    def _record_event(self, previous_phase: str, reason: EventReason) -> None:
-        """Record an event on the current stream, unless `MAX_EVENTS` are pending or the stream is being captured into a CUDA graph."""
+    def _record_event(self, ending_phase: str, reason: EventReason) -> None:
+        """Record an event on the current stream.
+
+        If `MAX_EVENTS` are pending, or the stream is being captured into a CUDA graph, discard the pending events and stop timing the step.
+        """
         start_time = perf_counter()
         try:
             cuda = sys.modules["torch"].cuda
@@ -179,7 +182,7 @@ class GpuTimer:
                 return self._forget()
             event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
             event.record()
-            self._pending_events.append(RecordedEvent(event, previous_phase, reason))
+            self._pending_events.append(RecordedEvent(event, ending_phase, reason))
             # At every 16th event, because reading a device that has not completed the oldest event is in vain.
             if len(self._pending_events) >= COLLECT_EVENTS and not len(self._pending_events) % 16:
                 self._collect()
@@ -231,7 +234,7 @@ class GpuTimer:
 
     # On the recording thread ------------------------------------------------------------------------------
 
-    def decide(self, main_thread: int | None, step_seconds: float) -> None:
+    def turn_on_or_off(self, main_thread: int | None, step_seconds: float) -> None:
         """Turn the timing on or off.
 
         Args:
@@ -243,7 +246,7 @@ class GpuTimer:
         is_initialized = getattr(cuda, "is_initialized", None)  # missing while torch is being imported
         is_on = bool(is_allowed and is_initialized is not None and is_initialized())
         if is_on and not self.is_on:
-            self._thread = main_thread
+            self._main_thread = main_thread
             self._has_stale_events = True  # events of an earlier period are discarded
             self._open = []  # the ends of blocks were not recorded while the timing was off
         self.is_on = is_on

@@ -366,7 +366,7 @@ class TrainingRecording:
         if self._has_reported():
             self._reading = state.publish()
             main_thread = self.clock.thread or threading.main_thread().ident
-            self.gpu.decide(main_thread, state.progress.ideal_seconds)
+            self.gpu.turn_on_or_off(main_thread, state.progress.ideal_seconds)
             if self.gpu.is_on != self.clock.is_watched:
                 self._watch()
             self.gpu.publish(state.families)

@@ -37,7 +37,7 @@ from exporter.recording.event_values import (
 from exporter.recording.handlers import (
     ConsoleHandler,
     JsonLinesHandler,
-    LogRecords,
+    LoggingHandler,
     TensorBoardHandler,
     json_line,
     text_line,
@@ -346,7 +346,7 @@ for number in range(300):
 
 def test_an_event_becomes_a_log_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tests.events")
-    handler = LogRecords("tests.events")
+    handler = LoggingHandler("tests.events")
     handler.handle(Event("quiet", severity="debug"))
     handler.handle(Event("ckpt.saved", "100%", "critical", {"step": 3}))
 

@@ -246,7 +246,7 @@ def test_a_cuda_error_at_the_start_of_a_step_does_not_reach_the_job(device: Devi
 
 def test_turning_the_timing_on_during_a_cuda_error_does_not_raise(device: Device) -> None:
     timer = GpuTimer({"EXPORTER_GPU_TIME": "1"})
-    timer.decide(threading.get_ident(), 1.0)
+    timer.turn_on_or_off(threading.get_ident(), 1.0)
     device.is_broken = True
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
     timer.is_on = True  # by the recording thread, which read the state of the timer before the error
@@ -334,7 +334,7 @@ def timed_step_count(
     """Return the number of timed steps among steps of a given duration."""
     clock_seconds = 100.0
     timer, families = GpuTimer(environment, clock=lambda: clock_seconds), Families()
-    timer.decide(threading.get_ident(), step_seconds)
+    timer.turn_on_or_off(threading.get_ident(), step_seconds)
     for _ in range(step_count):
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
         timer.end(kinds.TRAINING_ITERATION)
@@ -350,11 +350,11 @@ def test_a_step_that_ends_while_the_timing_is_off_does_not_cover_the_time_betwee
 ) -> None:
     timer, families = GpuTimer({"EXPORTER_GPU_TIME": "1"}, clock=lambda: device.host_time), Families()
     thread = threading.get_ident()
-    timer.decide(thread, 1.0)
+    timer.turn_on_or_off(thread, 1.0)
     timer.begin(kinds.TRAINING_ITERATION, "iteration")
-    timer.decide(thread, 0.0)  # off: steps have become too short
+    timer.turn_on_or_off(thread, 0.0)  # off: steps have become too short
     timer.end(kinds.TRAINING_ITERATION)
-    timer.decide(thread, 1.0)
+    timer.turn_on_or_off(thread, 1.0)
     device.host_time += 1.0
     for _ in range(3):
         timer.begin(kinds.TRAINING_ITERATION, "iteration")
