@@ -200,7 +200,7 @@ def _carbon_panels() -> tuple[Panel, ...]:
             "CO2 per hour",
             Query("3600 * max by (run) (run:training_carbon:grams_rate5m{@run})", "{{run}}"),
             unit="massg",
-            log_scale=True,
+            log_base=10,
             w=8,
         ),
         time_series(

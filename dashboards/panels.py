@@ -134,7 +134,7 @@ def time_series(
     thresholds: Json | None = None,
     decimals: int | None = None,
     use_default_soft_max: bool = True,
-    log_scale: bool = False,
+    log_base: int | None = None,
     links: Sequence[Json] = (),
 ) -> Panel:
     """Return a time-series panel.
@@ -159,7 +159,7 @@ def time_series(
         thresholds: Thresholds, drawn as dashed lines.
         decimals: Number of decimals; None for automatic.
         use_default_soft_max: Use `DEFAULT_SOFT_MAX_BY_UNIT` of the unit on a linear axis from 0 without a `maximum`.
-        log_scale: Use a logarithmic axis.
+        log_base: Base of a logarithmic axis, 2 or 10; None for a linear axis.
         links: Data links of the series.
     """
     custom: Json = {
@@ -170,7 +170,7 @@ def time_series(
         "lineInterpolation": "stepAfter" if step_interpolation else "linear",
         "lineWidth": 0 if stacked or bars else 1,
         "pointSize": 4,
-        "scaleDistribution": {"type": "log", "log": 10} if log_scale else {"type": "linear"},
+        "scaleDistribution": {"type": "log", "log": log_base} if log_base else {"type": "linear"},
         "showPoints": "never" if stacked or bars else "auto",
         "spanNulls": False,
         "stacking": {"group": "A", "mode": "normal" if stacked or bars else "none"},
@@ -183,7 +183,7 @@ def time_series(
         "placement": "right" if calculation else "bottom",
         "showLegend": legend != "hidden",
     }
-    if log_scale:
+    if log_base:
         minimum = None  # a logarithmic axis has no zero
     elif maximum is None and use_default_soft_max and minimum == 0:
         maximum = DEFAULT_SOFT_MAX_BY_UNIT.get(unit)

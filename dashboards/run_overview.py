@@ -108,7 +108,8 @@ def overview_panels() -> tuple[Panel, ...]:
     """Return the panels of the row *At a glance*."""
     return (
         *_build_state_panels(),
-        what_is_wrong(w=24, h=6),
+        what_is_wrong(w=24, h=5),
+        *_build_time_series_panels(),
         _build_loss_table(w=9, h=8),
         *_build_number_panels(),
         firing_alerts(
@@ -123,7 +124,6 @@ def overview_panels() -> tuple[Panel, ...]:
             unknown_if="absent(training_run_state{@run})",
             unknown_text="unknown: no sample",
         ),
-        *_build_time_series_panels(),
     )
 
 
@@ -369,7 +369,14 @@ _VALIDATION_STEPS = event_counts(
 )
 _WHILE_STEPS_FINISH = "and on () time() - max(training_last_progress_timestamp_seconds{@run}) < 60"
 """Condition that ends a line a minute after the last step or validation batch."""
-_SAMPLES_PER_SECOND = 'sum(rate(training_samples_total{@run, mode="train"}[$__rate_interval]))'
+
+
+def _smoothed_rate(counter: str) -> str:
+    """Return PromQL for the rate of a counter of the run, summed over the ranks and averaged over a further minute.
+
+    A rate over four scrapes contains the same save or validation in one value and not in the next.
+    """
+    return f'avg_over_time((sum(rate({counter}{{@run, mode="train"}}[$__rate_interval])))[1m:15s])'
 
 
 def _build_time_series_panels() -> tuple[Panel, ...]:
@@ -437,19 +444,19 @@ def _build_time_series_panels() -> tuple[Panel, ...]:
             ),
             unit="s",
             w=6,
-            log_scale=True,
+            log_base=2,  # a rise by half is visible beside a save that lasts ten times a step
             links=(RANKS_OF_RUN_LINK,),
         ),
         time_series(
             "Throughput",
             Query(
-                blank_if_incomplete('sum(rate(training_tokens_total{@run, mode="train"}[$__rate_interval]))'),
+                blank_if_incomplete(_smoothed_rate("training_tokens_total")),
                 "tokens",
                 BLUE,
             ),
             # Without the samples if the run counts tokens: the two curves would have the same shape.
             Query(
-                f"{blank_if_incomplete(_SAMPLES_PER_SECOND)}"
+                f"{blank_if_incomplete(_smoothed_rate('training_samples_total'))}"
                 ' unless on () max(last_over_time(training_tokens_total{@run, mode="train"}[$__range]))',
                 "samples",
                 ORANGE,
