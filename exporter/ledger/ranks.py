@@ -153,7 +153,7 @@ def _update_process(process: ProcessTotals, entry: FeedEntry, now: Moment) -> No
             process.record_exit(now.wall - min(_silent_seconds(entry, now), seconds_since_last_pass), now)
             # Reports of other processes and of the launch may arrive after this pass, not after the estimated exit.
             process.exited_monotonic = now.monotonic
-    process.update_step_times(now)
+    process.update_step_times(now, seconds_since_last_pass)
 
 
 def _silent_seconds(entry: FeedEntry, now: Moment) -> float:

@@ -197,10 +197,11 @@ class ProcessTotals(StatTotals):
         """True if the process claimed to train, or has trained."""
         return self.identity.trains or _has_trained(self.training)
 
-    def update_step_times(self, now: Moment) -> None:
+    def update_step_times(self, now: Moment, seconds_since_last_pass: float) -> None:
         """Update the times of the latest step from the snapshot.
 
-        The monotonic time is estimated from the reported Unix time at the first step, and is the current time at each later step.
+        The monotonic time is estimated from the reported Unix time. A later step than the first has completed since the last pass, also if
+        the wall clock was changed.
         """
         last_step_at = None if self.training is None else self.training.last_progress
         is_first = self.last_step_at is None
@@ -208,9 +209,10 @@ class ProcessTotals(StatTotals):
         if last_step_at is not None and (
             is_first or abs(last_step_at - (self.last_step_at or 0.0)) > STEP_TIME_TOLERANCE_SECONDS
         ):
-            self.last_step_monotonic = now.monotonic - (
-                max(0.0, now.wall - last_step_at) if is_first else 0.0
-            )
+            seconds_since_step = max(0.0, now.wall - last_step_at)
+            if not is_first:
+                seconds_since_step = min(seconds_since_step, seconds_since_last_pass)
+            self.last_step_monotonic = now.monotonic - seconds_since_step
         self.last_step_at = last_step_at
 
     def count(self, snapshot: Snapshot) -> None:

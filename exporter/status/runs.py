@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from exporter.status.attention import hourly_cost_texts, total_costs
+from exporter.status.conditions.runs import unsaved_steps_text
 from exporter.status.elements import (
     BarSegment,
     Figure,
@@ -19,12 +20,29 @@ from exporter.status.elements import (
     styled,
     value_or_dash,
 )
-from exporter.status.formatting import age, duration, energy, grams, number, rank_names, share
+from exporter.status.formatting import age, duration, energy, exit_text, grams, number, rank_names, share
 from exporter.status.history import Line
-from exporter.status.view import NonfiniteValues, Run, View
+from exporter.status.view import STOP_REASONS, NonfiniteValues, Run, View
 
 _MAX_BADPUT_CAUSES = 3
-_STATE_STYLES = {"stalled": "warn", "stopped": "dim", **dict.fromkeys(("failed", "hung", "lost"), "bad")}
+SAME_FAILURE_SECONDS = 60.0
+"""Maximum time between two exits that belong to the same failure of a run."""
+_END_TEXTS = {
+    "exit": "exit status or exception",
+    "signal": "killed by a signal",
+    "oom_kill": "killed for lack of memory (OOM)",
+    "user": "stopped by the user",
+    "host": "reboot of the node",
+}
+"""Text of a reason in `END_REASONS`; other reasons are shown as reported."""
+MIN_UNSAVED_SECONDS = 0.1
+"""Unsaved work that is shown as 0 s below this time."""
+_STATE_STYLES = {
+    "stalled": "warn",
+    "ending": "warn",
+    "stopped": "dim",
+    **dict.fromkeys(("failed", "hung", "lost"), "bad"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +93,8 @@ def _badges(view: View, run: Run) -> list[StyledText]:
         badges = [StyledText("ended early", "bad"), StyledText(age(run.failed_at, now), "dim")]
     if run.state and run.state_since is not None:
         seconds = max(0.0, now - run.state_since)
-        badges.append(
-            StyledText(age(run.state_since, now) if run.is_ended else f"for {duration(seconds)}", "dim")
-        )
+        is_over = run.is_ended and run.state != "ending"
+        badges.append(StyledText(age(run.state_since, now) if is_over else f"for {duration(seconds)}", "dim"))
     if run.last_step_before_delay is not None:
         badges.append(StyledText(f"no step for {duration(now - run.last_step_before_delay)}", "warn"))
     if attempt is not None and attempt > 1:
@@ -184,7 +201,6 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         return samples.value(family, run=name) if run.is_stepping else None
 
     saved_at = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
-    unsaved_seconds = None if run.is_ended else samples.value("training_uncommitted_seconds", run=name)
     figures = [
         *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
         *figure(
@@ -201,10 +217,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         *_value_figure("gradient norm", current("training_grad_norm"), run.nonfinite.get("grad")),
         *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
         *_goodput(view, run),
-        *figure(
-            "at risk, unsaved",
-            value_or_dash(unsaved_seconds, lambda seconds: duration(seconds) if seconds >= 0.1 else "0 s"),
-        ),
+        *_unsaved_work(view, run),
         *figure("last checkpoint", age_or_dash(saved_at, now), *_bad_save_notes(view, run)),
         *_restarts(view, run),
         *figure(
@@ -222,6 +235,33 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
     return figures + _lost_time(view, run)
 
 
+def _unsaved_seconds(view: View, run: Run) -> float | None:
+    """Return the work that no save covers, without the time of an overdue step; None if unknown."""
+    seconds = view.samples.value("training_uncommitted_seconds", run=run.name)
+    return None if seconds is None else max(0.0, seconds - run.undecided_seconds)
+
+
+def _unsaved_work(view: View, run: Run) -> list[Figure]:
+    """Return the work that no save covers: at risk while the run lives, and lost after a crash unless a save was not reported."""
+    seconds = _unsaved_seconds(view, run)
+    if seconds is None:
+        return []
+    text = duration(seconds) if seconds >= MIN_UNSAVED_SECONDS else "0 s"
+    if not run.is_ended or run.state == "ending":
+        return figure("at risk, unsaved", styled(text))
+    if run.state not in {"failed", "lost", "stopped"}:
+        return []
+    name = "unsaved at the stop" if run.state == "stopped" else "lost with the crash"
+    style = "bad" if run.state != "stopped" and seconds >= MIN_UNSAVED_SECONDS else ""
+    wall = view.samples.value("training_wall_seconds_total", run=run.name)
+    ratio = seconds / wall if wall else 0.0
+    notes = [f"{share(ratio)} of the time"] if wall else []
+    notes += [
+        f"{ratio * amount:,.2f} {currency}" for currency, amount in total_costs(view, {run.name}).items()
+    ]
+    return figure(name, styled(text, style), *filter(None, [unsaved_steps_text(view, run.name)]), *notes)
+
+
 def _lost_time(view: View, run: Run) -> list[Figure]:
     """Return the share of badput in the wall time, with its cost and its largest causes."""
     badput = {
@@ -229,6 +269,8 @@ def _lost_time(view: View, run: Run) -> list[Figure]:
         for labels, seconds in view.samples.select("training_badput_seconds_total", run=run.name)
         if seconds > 0
     }
+    if run.undecided_seconds:
+        badput["step overdue"] = run.undecided_seconds
     wall = view.samples.value("training_wall_seconds_total", run=run.name)
     if not badput or not wall:
         return []
@@ -267,6 +309,24 @@ def _run_plots(view: View, run: Run) -> list[Plot]:
     ]
 
 
+def _last_exit_notes(view: View, run: Run) -> list[str]:
+    """Return a note on the first exit of the latest failure: rank and reason; no note without a known exit on this node."""
+    exits = [
+        (rank.exited_at, int(rank.rank), rank.exit_reason)
+        for rank in view.ranks
+        if rank.run == run.name and rank.rank.isdecimal() and rank.exited_at is not None
+    ]
+    last_at = max((exited_at for exited_at, _, _ in exits), default=0.0)
+    latest = [(at, rank, reason) for at, rank, reason in exits if last_at - at <= SAME_FAILURE_SECONDS]
+    # The launcher stops the other ranks after a failure.
+    latest = [failed for failed in latest if failed[2] not in STOP_REASONS] or latest
+    if not latest:
+        return []
+    _, _, reason = min(latest)
+    ranks = [rank for _, rank, rank_reason in latest if rank_reason == reason]
+    return [f"last exit: {rank_names(ranks)} {exit_text(reason)}"]
+
+
 def _restarts(view: View, run: Run) -> list[Figure]:
     """Return the number of restarts, with the reasons why earlier attempts ended."""
     counts = {
@@ -274,7 +334,13 @@ def _restarts(view: View, run: Run) -> list[Figure]:
         for labels, count in view.samples.select("training_restarts_total", run=run.name)
     }
     increase = view.history.compute_increase("restarts", run.name, required_track="executed steps")
-    notes = [f"{reason}: {count:.0f}" for reason, count in counts.items() if count]
+    notes = [
+        f"{_END_TEXTS.get(reason, reason)}: {'once' if count == 1 else f'{count:.0f} times'}"
+        for reason, count in counts.items()
+        if count
+    ]
+    if notes:
+        notes += _last_exit_notes(view, run)
     notes += [f"the last {age(increase.last_at, view.exporter.now)}"] if increase else []
     return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []
 
@@ -294,8 +360,8 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     if not has_saved and not save_count and not productive and not run.is_ended:
         note = "no save yet: work counts after a save or at a successful end"
     figures = figure("goodput, committed", styled(share(productive / wall)), note)
-    unsaved_seconds = value("training_uncommitted_seconds", run=name)
-    if unsaved_seconds is not None and run.is_stepping:
+    unsaved_seconds = _unsaved_seconds(view, run)
+    if unsaved_seconds is not None and (run.is_stepping or run.undecided_seconds):
         figures += figure(
             "goodput, if saved",
             styled(share((productive + unsaved_seconds) / wall)),

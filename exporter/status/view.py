@@ -14,17 +14,19 @@ from exporter.status.formatting import clock, rank_names
 from exporter.status.history import History, RankOfRun
 from exporter.status.samples import SampleIndex
 from exporter.status.thresholds import STRAGGLER_RATIO
-from exporter.training.phases import PHASES
+from exporter.training.phases import PHASES, WORK_PHASES
 
 SILENT_AFTER_SECONDS = 15.0
 """Snapshot age above which a living process is silent: it is probably stopped, or blocked in the kernel. If a run has silent ranks and has
 completed no step for this time, the silent ranks are the cause."""
 EXIT_TOLERANCE_SECONDS = 1.0
 """Time by which the exit of a process may precede its last snapshot, because the exit is estimated."""
+OVERDUE_SECONDS = 30.0
+"""Minimum time without a finished step after which the time counts neither as work nor as badput, as in run:training_step_overdue:seconds."""
 LATE_SECONDS = 60.0
 """Minimum time without a finished step after which a step is late."""
-LATE_STEPS = 5.0
-"""Multiple of the longest of the last 100 steps that a late step must also exceed. While a rank is in a phase of `PAUSING_CAUSES`, the
+OVERDUE_STEPS = LATE_STEPS = 5.0
+"""Multiple of the longest of the last 100 steps that an overdue and a late step must also exceed. While a rank is in a phase of `PAUSING_CAUSES`, the
 limit is longer by this factor again."""
 PAUSING_CAUSES = frozenset({"init", "compile", "checkpoint_load", "checkpoint_save", "validation"})
 """Causes of badput whose phases delay a step without a problem."""
@@ -134,10 +136,15 @@ class Run:
     # Unix time of the last completed step if the next step is late; otherwise None
     last_step_before_delay: float | None = None
 
+    # Time in which a run in a phase of work has finished no step, although a step is overdue: neither work nor badput, because the step
+    # may still finish. 0 if no step is overdue, and once the run counts as hung.
+    undecided_seconds: float = 0.0
+
     @property
     def is_stepping(self) -> bool:
         """True if rates and losses are current."""
-        return not self.is_ended and self.state not in {"hung", "stalled", "ending"}
+        is_overdue = self.undecided_seconds > 0 or self.state in {"hung", "stalled", "ending"}
+        return not self.is_ended and not is_overdue
 
     @property
     def has_rank_zero(self) -> bool:
@@ -286,7 +293,27 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         last_step_before_delay=_last_step_before_delay(name, samples, own_ranks, now)
         if state == "running"
         else None,
+        undecided_seconds=_undecided_seconds(name, samples, own_ranks, now) if state == "running" else 0.0,
     )
+
+
+def _first_progress_at(ranks: Sequence[Rank]) -> float | None:
+    """Return the time of the last step of the lowest rank, from which the ledger counts a hang; None without a step."""
+    return next((rank.progress_at for rank in ranks if rank.progress_at is not None), None)
+
+
+def _undecided_seconds(name: str, samples: SampleIndex, ranks: Sequence[Rank], now: float) -> float:
+    """Return `Run.undecided_seconds` of a running run, up to its last snapshot."""
+    last_progress_at = max((rank.progress_at for rank in ranks if rank.progress_at is not None), default=None)
+    first_progress_at = _first_progress_at(ranks)
+    longest_seconds = samples.value("training_step_longest_seconds", run=name)
+    if last_progress_at is None or first_progress_at is None or longest_seconds is None:
+        return 0.0
+    limit_seconds = max(OVERDUE_SECONDS, OVERDUE_STEPS * longest_seconds)
+    if now - last_progress_at <= limit_seconds or not any(rank.phase in WORK_PHASES for rank in ranks):
+        return 0.0
+    updated_at = max((rank.updated_at for rank in ranks if rank.updated_at is not None), default=now)
+    return max(0.0, updated_at - first_progress_at)
 
 
 def _nonfinite_values(name: str, samples: SampleIndex, history: History) -> dict[str, NonfiniteValues]:
@@ -313,7 +340,7 @@ def _last_step_before_delay(
     limit_seconds = max(LATE_SECONDS, LATE_STEPS * longest_seconds)
     if any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES):
         limit_seconds *= LATE_STEPS
-    return last_progress_at if now - last_progress_at > limit_seconds else None
+    return _first_progress_at(ranks) if now - last_progress_at > limit_seconds else None
 
 
 def _rounded(value: float | None) -> int | None:

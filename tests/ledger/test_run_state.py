@@ -131,6 +131,21 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     assert published_gauges(hung_page) == {"training_step"}
 
 
+def test_a_hang_starts_at_the_last_step_and_not_at_the_pass_that_read_the_step(sidecar: Sidecar) -> None:
+    job = MonitoredJob(sidecar, trained_simulation())
+    write_gauges_and_collect(job)
+    job.simulated.train()
+    last_step_at = job.process.started + job.simulated.seconds
+    job.simulated.last_progress = last_step_at
+    job.simulated.hold(3.0)
+    write_gauges_and_collect(job)
+    job.simulated.hold(299.0)
+    hung_page = write_gauges_and_collect(job)
+
+    assert state(hung_page) == "hung"
+    assert state_start_time(hung_page) == pytest.approx(last_step_at)
+
+
 def test_a_process_that_works_after_its_training_loop_is_running(
     sidecar: Sidecar, running_job: MonitoredJob
 ) -> None:

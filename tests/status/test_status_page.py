@@ -126,6 +126,91 @@ def test_a_microsecond_without_a_save_is_shown_as_no_time_at_risk() -> None:
     assert "at risk, unsaved 0 s" in page_text
 
 
+CRASHED: Rows = {
+    "training_run_state": run_sample(1.0, state="lost"),
+    "training_run_state_since_timestamp_seconds": run_sample(NOW - 30),
+    "training_run_outcome_info": run_sample(
+        1.0, outcome="lost", reason="inferred: the process was killed or crashed"
+    ),
+    "training_feed_alive": run_sample(0.0, rank="0") + run_sample(0.0, rank="1"),
+    "training_feed_last_update_timestamp_seconds": run_sample(NOW - 30, rank="1"),
+    "training_rank_last_exit_timestamp_seconds": [
+        ({"run": "night", "rank": "1", "reason": "signal SIGKILL"}, NOW - 30),
+        ({"run": "night", "rank": "0", "reason": "exit status 1, RuntimeError"}, NOW - 29),
+    ],
+    "training_uncommitted_seconds": run_sample(40.0),
+    "training_checkpoint_last_step": run_sample(230.0),
+    "training_cost_total": run_sample(20.0, currency="EUR"),
+}
+
+
+def test_the_page_of_a_crashed_run_shows_the_lost_work_and_the_rank_that_ended_first() -> None:
+    page_text = status_page(JOB | CRASHED).visible_text
+
+    # 90 % are committed, 6 % are lost time, and 4 % are lost with the crash.
+    finding = (
+        "Run night ended without a report: rank 1 killed by SIGKILL, then rank 0 exit status 1, RuntimeError; "
+        "it has not restarted. 40 s of work are lost (20 steps since the save of step 230)."
+    )
+    for text in (
+        finding,
+        "goodput, committed 90 %",
+        "lost time 6.0 %",
+        "lost with the crash 40 s 20 steps since the save of step 230 4.0 % of the time 0.80 EUR",
+    ):
+        assert text in page_text
+    assert "at risk" not in page_text
+
+
+def test_a_restart_names_the_rank_and_the_signal() -> None:
+    restarts: Rows = {
+        "training_restarts_total": run_sample(1.0, reason="signal"),
+        "training_run_state": run_sample(1.0, state="ending"),
+        "training_rank_last_exit_timestamp_seconds": [
+            ({"run": "night", "rank": "1", "reason": "signal SIGKILL"}, NOW - 30),
+            ({"run": "night", "rank": "0", "reason": "signal SIGTERM"}, NOW - 29),
+        ],
+    }
+    page = status_page(JOB | restarts)
+
+    assert "restarts 1 killed by a signal: once last exit: rank 1 killed by SIGKILL" in page.visible_text
+    assert '<span class="warn">ending</span>' in page.html
+
+
+def overdue_step(seconds: float) -> Rows:
+    """Return the families of a run with 100 s of unsaved work, whose step is open for a time."""
+    return JOB | {
+        "training_run_state": run_sample(1.0, state="running"),
+        "training_feed_last_update_timestamp_seconds": run_sample(NOW, rank="0"),
+        "training_last_progress_timestamp_seconds": run_sample(NOW - seconds, rank="0"),
+        "training_step_longest_seconds": run_sample(0.5),
+        "training_productive_seconds_total": run_sample(500.0),
+        "training_badput_seconds_total": run_sample(200.0, cause="init"),
+        "training_wall_seconds_total": run_sample(800.0 + seconds),
+        "training_uncommitted_seconds": run_sample(100.0 + seconds),
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown", "not_shown"),
+    [
+        (20.0, ("if saved 76 %", "at risk, unsaved 2 min", "lost time 24 %", "loss 2.5"), ("overdue",)),
+        (
+            200.0,
+            ("if saved 60 %", "at risk, unsaved 100 s", "lost time 40 %", "step overdue 3 min"),
+            ("loss 2.5",),
+        ),
+    ],
+)
+def test_the_time_of_an_overdue_step_is_neither_work_nor_at_risk(
+    seconds: float, shown: tuple[str, ...], not_shown: tuple[str, ...]
+) -> None:
+    page_text = status_page(overdue_step(seconds)).visible_text
+
+    assert [text for text in shown if text not in page_text] == []
+    assert [text for text in not_shown if text in page_text] == []
+
+
 def test_an_ended_run_shows_no_rates_and_no_loss_but_its_totals() -> None:
     final_state = run_sample(1.0, state="finished")
     state_since = {"training_run_state_since_timestamp_seconds": run_sample(NOW - 600)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.formatting import duration, rank_names, share
+from exporter.status.formatting import duration, exit_text, rank_names, share
 from exporter.status.history import STEP_RATE_SECONDS, Increase
 from exporter.status.thresholds import DATA_STALL_RATIO, SLOWER_RATIO, STARTUP_SECONDS
 from exporter.status.view import Gpu, NonfiniteValues, Run, View
@@ -33,8 +33,47 @@ def _dead_runs(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.state in {"failed", "lost"}:
             outcome = "failed" if run.state == "failed" else "ended without a report"
-            reason = f": {run.reason}" if run.reason else ""
-            yield Match((name,), {"run": name, "outcome": outcome, "reason": reason}, start=run.state_since)
+            facts = {
+                "run": name,
+                "outcome": outcome,
+                "reason": _reason_text(view, run),
+                "lost": _lost_work_text(view, name),
+            }
+            yield Match((name,), facts, start=run.state_since)
+
+
+def _reason_text(view: View, run: Run) -> str:
+    """Return the reasons of the failed ranks of this node, in order of time, or else the reason of the run; "" if unknown."""
+    failures: dict[str, list[int]] = {}
+    ranks = [rank for rank in view.ranks if rank.run == run.name and rank.rank.isdecimal()]
+    for rank in sorted(ranks, key=lambda rank: rank.failed_at or 0.0):
+        if rank.failed_at is not None:
+            failures.setdefault(exit_text(rank.exit_reason), []).append(int(rank.rank))
+    texts = [f"{rank_names(numbers)} {reason}" for reason, numbers in failures.items()]
+    if not texts:
+        return f": {exit_text(run.reason)}" if run.reason else ""
+    return f": {', then '.join(texts)}"
+
+
+def unsaved_steps_text(view: View, run: str) -> str:
+    """Return the number of steps since the last save, such as "3 steps since the save of step 20"; "" if unknown."""
+    step = view.samples.value("training_step", run=run)
+    saved_step = view.samples.value("training_checkpoint_last_step", run=run)
+    if step is None:
+        return ""
+    if saved_step is None:
+        return "no save was reported"
+    count = max(0, round(step - saved_step))
+    return f"{count:,} step{'' if count == 1 else 's'} since the save of step {saved_step:,.0f}"
+
+
+def _lost_work_text(view: View, run: str) -> str:
+    """Return a sentence about the work of an ended run that no save covers; "" without such work."""
+    seconds = view.samples.value("training_uncommitted_seconds", run=run)
+    if not seconds or round(seconds, 1) == 0:
+        return ""
+    steps = unsaved_steps_text(view, run)
+    return f". {duration(seconds)} of work are lost{f' ({steps})' if steps else ''}"
 
 
 def _hung_runs(view: View) -> Iterator[Match]:
@@ -198,7 +237,8 @@ def _restart_loops(view: View) -> Iterator[Match]:
         )
         if increase is not None and round(increase.amount) > MAX_RESTARTS:
             facts = {"run": run, "count": f"{increase.amount:.0f}"}
-            yield Match((run,), facts, start=increase.first_at)
+            # The first restart is earlier than the start of the condition.
+            yield Match((run,), facts)
 
 
 CONDITIONS = (
@@ -206,7 +246,7 @@ CONDITIONS = (
         alert_name="RunDied",
         criterion="a run that failed or was lost, for a minute",
         severity=AlertSeverity.CRITICAL,
-        sentence="run {run} {outcome}{reason}; it has not restarted",
+        sentence="run {run} {outcome}{reason}; it has not restarted{lost}",
         remedy="fix the cause, and restart the job under the same name: --run.name={run}",
         find_matches=_dead_runs,
     ),
