@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from places import PROJECT, TESTS
-from program_support import page_of, run_program, series
+from program_support import page_of_feed, run_program, series
 
 STEPS, VALIDATION_STEPS, SAMPLES = (
     "steps_total mode=train",
@@ -47,9 +47,9 @@ from programs.loops import gauges
 
 PRINT_PAGE = """
 import os, pathlib
-from program_support import page_of
+from program_support import page_of_feed
 exporter.flush()
-print(page_of(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
+print(page_of_feed(pathlib.Path(os.environ["EXPORTER_FEED_DIR"])))
 """
 """Code that prints the page of the running process. The code requires `TESTS` on the import path."""
 
@@ -157,7 +157,7 @@ def run_job(
         library=library,
         **{"PYTHONPATH": f"{site}:{PROJECT}:{TESTS}", **QUIET, **environment},
     )
-    return Job(completed, page_of(feed))
+    return Job(completed, page_of_feed(feed))
 
 
 def run_script(directory: Path, code: str, launch: str, *, library: str | None = None) -> Job:

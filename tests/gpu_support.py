@@ -269,7 +269,7 @@ def label_values(families: Sequence[Metric], name: str, label: str) -> list[str]
     return [labels[position] for labels in values(families, name)]
 
 
-def values_by_label(families: Sequence[Metric], name: str, label: str) -> dict[str, float]:
+def samples_by_label(families: Sequence[Metric], name: str, label: str) -> dict[str, float]:
     """Return the samples of a family by the value of a label, which no two samples share."""
     samples = values(families, name)
     keys = label_values(families, name, label)
@@ -292,7 +292,7 @@ def value(collector: GpuCollector, name: str, *labels: str) -> float | None:
 
 def gpus_up(collector: GpuCollector) -> Mapping[str, float]:
     """Return the value of `gpu_up` by GPU index."""
-    return values_by_label(collector.collect(), "gpu_up", "gpu")
+    return samples_by_label(collector.collect(), "gpu_up", "gpu")
 
 
 def assert_sound(families: Sequence[Metric]) -> None:

@@ -106,7 +106,7 @@ def run_function(
     return run_program(feed, code_of(function, *arguments), check=True, timeout=60, **environment)
 
 
-def run_script(
+def run_with_imports(
     feed: Path, program: str, *, check: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a training program, prefixed with `IMPORTS`, as a script."""
@@ -128,7 +128,7 @@ def single_reading(feed: Path, name: str = "train.loss") -> StatReading:
     return reading
 
 
-def page_of(feed: Path) -> str:
+def page_of_feed(feed: Path) -> str:
     """Return the metrics page of a sidecar that reads a feed directory 12 s after the exit of the processes."""
     state_directory = feed.parent / f"{feed.name}-state"
     state_directory.mkdir(exist_ok=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 from bridges_support import needs
-from program_support import page_of, run_program
+from program_support import page_of_feed, run_program
 
 from exporter.one_logger import StandardTrainingJobSpanName
 
@@ -22,7 +22,7 @@ def test_every_line_of_the_migration_tables_runs_with_the_stated_result(tmp_path
     completed = run_program(tmp_path / "feed", program, library="torch")
 
     records = (tmp_path / "telemetry.jsonl").read_text(encoding="ascii")
-    output = "\n".join([completed.stdout, records, page_of(tmp_path / "feed")])
+    output = "\n".join([completed.stdout, records, page_of_feed(tmp_path / "feed")])
     missing = {
         (feature, name)
         for feature, _, outcome in ROWS

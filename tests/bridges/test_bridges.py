@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from bridges_support import PRINT_PAGE, STEPS, create_distribution, needs, run_job
 from places import PROJECT, TESTS
-from program_support import page_of, run_program, series, sum_by_labels, total
+from program_support import page_of_feed, run_program, series, sum_by_labels, total
 
 import exporter
 import exporter_auto
@@ -137,7 +137,7 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
     recorded_run = run_program(
         tmp_path / "feed", UNCHANGED_PROGRAM, PYTHONPATH=paths, LOGLEVEL=loglevel, EXPORTER_AUTO="1"
     )
-    page = page_of(tmp_path / "feed")
+    page = page_of_feed(tmp_path / "feed")
 
     *lines, last_line = unrecorded_run.stdout.splitlines()
     assert lines == ["sink my_app loss 0.5", 'raised "the job\'s own"']
@@ -161,7 +161,7 @@ def test_an_unchanged_program_is_recorded_through_the_entry_point(tmp_path: Path
 def test_every_event_of_threads_that_flood_torch_monitor_is_counted(tmp_path: Path) -> None:
     program = "from programs.torch_monitor import log_from_three_threads; log_from_three_threads()"
     prebuilt, built = map(int, run_program(tmp_path / "feed", program, library="torch").stdout.split())
-    page = page_of(tmp_path / "feed")
+    page = page_of_feed(tmp_path / "feed")
 
     assert prebuilt > 1000
     assert sum_by_labels(page, "training_events_total", type="prebuilt") == prebuilt
@@ -248,7 +248,7 @@ print(os.waitstatus_to_exitcode(status))
 @pytest.mark.timeout(90)
 def test_a_forked_child_reports_only_its_own_values(tmp_path: Path) -> None:
     completed = run_program(tmp_path / "feed", FORKING_PROGRAM, library="torch")
-    page = page_of(tmp_path / "feed")
+    page = page_of_feed(tmp_path / "feed")
 
     assert completed.stdout == "7\n"
     assert sum_by_labels(page, "training_events_total", type="parent") == 2

@@ -15,7 +15,7 @@ import pytest
 from bridges_support import create_distribution, needs
 from fork_server import forked_interpreter
 from places import TESTS
-from program_support import page_of, sum_by_labels
+from program_support import page_of_feed, sum_by_labels
 from run_support import (
     child_environment,
     fetch_page,
@@ -221,7 +221,7 @@ def test_a_custom_launcher_with_its_handlers_is_recorded_as_an_agent(tmp_path: P
     feed.mkdir()
     env = job_environment(tmp_path, EXPORTER_FEED_DIR=str(feed))
     process = run_to_completion([forked_interpreter("torch"), str(launcher)], env=env, cwd=tmp_path)
-    page = page_of(feed)
+    page = page_of_feed(feed)
 
     assert process.returncode == 0, process.stderr
     for line in (
@@ -288,7 +288,7 @@ def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: P
     for feed, failure_restarts, outcome in zip(
         feeds, (0, 1), ("success_no_retries", "success_with_retries"), strict=True
     ):
-        page = page_of(feed)
+        page = page_of_feed(feed)
         assert sum_by_labels(page, "training_elastic_restarts_total", run="two", role="agent") == 1
         assert sum_by_labels(page, "training_elastic_failure_restarts_total") == failure_restarts
         assert sum_by_labels(page, "training_elastic_runs_total", outcome=outcome) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from places import DATA
-from program_support import page_of, run_function, series, sum_by_labels
+from program_support import page_of_feed, run_function, series, sum_by_labels
 from programs.elastic import replay_capture
 
 CAPTURE = DATA / "torchelastic-capture.json"
@@ -27,7 +27,7 @@ def page(job: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
         variables = {"RANK": str(process["rank"]), "TORCHELASTIC_RUN_ID": "run0"} if is_worker else {}
         replay = run_function(feed, replay_capture, str(CAPTURE), process["id"], **variables)
         assert replay.stdout == "0\n", "events were not replayed"
-    return page_of(feed)
+    return page_of_feed(feed)
 
 
 def captured_metrics(job: Any, role: str) -> dict[tuple[str, str], list[float]]:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from program_support import page_of, run_program, series, sum_by_labels
+from program_support import page_of_feed, run_program, series, sum_by_labels
 
 import exporter
 from exporter.elastic import bridge, events
@@ -121,7 +121,7 @@ def test_a_destination_observed_in_torch_keeps_its_single_handler(tmp_path: Path
     completed = run_program(tmp_path / "feed", program, library="torch")
 
     assert completed.stdout == "received of.torch\nTrue\n"
-    assert sum_by_labels(page_of(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
+    assert sum_by_labels(page_of_feed(tmp_path / "feed"), "training_events_total", type="of.torch") == 1
 
 
 def test_an_event_is_written_by_the_one_handler_of_its_destination(
@@ -332,7 +332,7 @@ def test_a_level_silences_the_console_and_nothing_else(tmp_path: Path) -> None:
     assert '"quiet"' in stderr_by_level["INFO"]
     assert '"quiet"' in stderr_by_level["nonsense"]
     for feed in feeds.values():
-        assert sum_by_labels(page_of(feed), "training_events_total", type="quiet") == 1
+        assert sum_by_labels(page_of_feed(feed), "training_events_total", type="quiet") == 1
 
 
 STATUS_FUNCTION = """
@@ -354,7 +354,7 @@ status("SUCCEEDED", "WORKER")
 status("SUCCEEDED", "AGENT")
 """
     run_program(tmp_path / "feed", program)
-    page = page_of(tmp_path / "feed")
+    page = page_of_feed(tmp_path / "feed")
     results, events_total = "training_elastic_worker_results_total", "training_events_total"
 
     assert 'role="agent",run="run7"' in page
@@ -374,7 +374,9 @@ status("FAILED", "WORKER", 1, worker_id="7")
     feed = tmp_path / "feed"
     run_program(feed, program, EXPORTER_LAUNCH_ID="5f2c")
 
-    failures = sum_by_labels(page_of(feed), "training_events_total", type="torchelastic.worker.status.FAILED")
+    failures = sum_by_labels(
+        page_of_feed(feed), "training_events_total", type="torchelastic.worker.status.FAILED"
+    )
     worker_ends = [path.name.rpartition("-")[0] for path in feed.glob("runs/worker-*")]
     assert failures == 2
     assert worker_ends == ["worker-7"]
@@ -385,7 +387,7 @@ def test_a_worker_that_records_agent_events_stays_a_worker(tmp_path: Path) -> No
         tmp_path / "feed", f'{STATUS_FUNCTION}status("START", "AGENT")', RANK="3", TORCHELASTIC_RUN_ID="run7"
     )
 
-    (labels,) = series(page_of(tmp_path / "feed"), "training_rank_info")
+    (labels,) = series(page_of_feed(tmp_path / "feed"), "training_rank_info")
     assert 'rank="3"' in labels
     assert 'role="trainer"' in labels
 

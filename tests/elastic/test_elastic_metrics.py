@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from program_support import page_of, run_program, stat_state, sum_by_labels, total
+from program_support import page_of_feed, run_program, stat_state, sum_by_labels, total
 from rules_support import needs_promtool
 
 from exporter import registry
@@ -242,7 +242,7 @@ def test_names_with_reserved_prometheus_suffixes_pass_its_lint(tmp_path: Path) -
             metrics.put_metric(name, 2.0, "my_app")
         """,
     )
-    page = page_of(tmp_path / "feed")
+    page = page_of_feed(tmp_path / "feed")
     app_lines = [line for line in page.splitlines(keepends=True) if "my_app_" in line]
     completed = subprocess.run(
         ["promtool", "check", "metrics"],

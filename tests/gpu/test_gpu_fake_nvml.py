@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_nvml_support import FakeNvml, Load, fake_nvml_collector, needs_fake_nvml, play_constant_load
-from gpu_support import gpus_up, label_values, value, values, values_by_label, xid_counts
+from gpu_support import gpus_up, label_values, samples_by_label, value, values, xid_counts
 from waiting import wait_until
 
 from exporter.collectors.gpu.collector import GpuCollector
@@ -32,7 +32,7 @@ def counter_values(collector: GpuCollector) -> dict[str, float]:
     previous_time = collector.registry.time
     wait_until(lambda: collector.registry.time > previous_time)
     families = collector.collect()
-    throttled_seconds = values_by_label(families, THROTTLED_SECONDS, "reason")
+    throttled_seconds = samples_by_label(families, THROTTLED_SECONDS, "reason")
     values_by_name = {
         name: next(iter(values(families, name).values()), -1.0)
         for name in (ENERGY_JOULES, BUSY_SECONDS, RECEIVE_BYTES)

@@ -10,9 +10,9 @@ from gpu_support import (
     ReplayResult,
     label_values,
     replay,
+    samples_by_label,
     small_machine,
     values,
-    values_by_label,
     xid_counts,
 )
 
@@ -155,7 +155,7 @@ def test_the_energy_gap_grows_while_no_child_works(now: float, gap_seconds: dict
 def test_a_gpu_that_needs_a_reset_is_reported() -> None:
     result = replay(small_machine('at: 5s, gpus: [0], errors: {"*": RESET_REQUIRED}'), 10)
 
-    assert values_by_label(result.families(), "gpu_reset_required", "gpu") == {"0": 1, "1": 0}
+    assert samples_by_label(result.families(), "gpu_reset_required", "gpu") == {"0": 1, "1": 0}
     assert label_values(result.families(), "gpu_error_info", "reason") == ["reset_required"]
 
 
@@ -221,7 +221,7 @@ def test_counters_stay_with_their_gpu_when_indices_shift() -> None:
             entry["power"]["end_time"] += 21.0
         result.registry.add_sample({**message, "time": message["time"] + 21.0}, 2)
 
-    joules_by_uuid = values_by_label(result.families(), "gpu_energy_joules_total", "uuid")
+    joules_by_uuid = samples_by_label(result.families(), "gpu_energy_joules_total", "uuid")
     assert joules_by_uuid == {f"{UUID}{index}": 3100.0 for index in (0, 2, 3)}
     assert job_indices(result) == {0: 0, 1: 1, 2: 2}
 

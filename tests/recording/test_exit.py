@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program_support import run_script, single_reading, snapshots
+from program_support import run_with_imports, single_reading, snapshots
 
 from exporter.recording.recorder import EXIT_SECONDS
 
@@ -50,7 +50,7 @@ SLOW_FEED_JOB = """
 
 def seconds_to_exit(feed: Path, program: str, **environment: str) -> float:
     """Return the seconds between the time that a program prints last and its exit."""
-    completed = run_script(feed, program, check=True, **environment)
+    completed = run_with_imports(feed, program, check=True, **environment)
     return time.monotonic() - float(completed.stdout.splitlines()[-1])
 
 
@@ -62,7 +62,7 @@ def children_cpu_seconds() -> float:
 def cpu_seconds_to_exit(feed: Path, program: str) -> float:
     """Return the CPU seconds of a program after the CPU time that the program prints last."""
     earlier_seconds = children_cpu_seconds()
-    completed = run_script(feed, program, check=True)
+    completed = run_with_imports(feed, program, check=True)
     return children_cpu_seconds() - earlier_seconds - float(completed.stdout.splitlines()[-1])
 
 
@@ -90,7 +90,7 @@ def test_a_final_write_that_hangs_does_not_keep_the_process_from_exiting(tmp_pat
 
 def test_a_final_write_that_hangs_is_reported(tmp_path: Path) -> None:
     program = SLOW_FEED_JOB.format(write_seconds=30, call="")
-    completed = run_script(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
 
     assert completed.stderr.startswith("exporter: the samples since the last snapshot are lost: ")
     assert single_reading(tmp_path / "feed", "train.loss").count == 1
@@ -98,7 +98,7 @@ def test_a_final_write_that_hangs_is_reported(tmp_path: Path) -> None:
 
 def test_a_final_write_that_is_slow_loses_no_sample(tmp_path: Path) -> None:
     program = SLOW_FEED_JOB.format(write_seconds=0.5, call="")
-    completed = run_script(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
 
     assert completed.stderr == ""
     assert single_reading(tmp_path / "feed", "train.loss").count == 2
@@ -107,7 +107,7 @@ def test_a_final_write_that_is_slow_loses_no_sample(tmp_path: Path) -> None:
 def test_a_flush_returns_false_after_its_timeout_while_its_write_hangs(tmp_path: Path) -> None:
     call = "start = time.monotonic(); print(flush(0.5), time.monotonic() - start < 15)"
     program = SLOW_FEED_JOB.format(write_seconds=30, call=call)
-    completed = run_script(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
 
     assert completed.stdout.startswith("False True\n")
 
@@ -115,7 +115,7 @@ def test_a_flush_returns_false_after_its_timeout_while_its_write_hangs(tmp_path:
 def test_configure_does_not_wait_for_the_write_of_the_earlier_identity(tmp_path: Path) -> None:
     call = "start = time.monotonic(); exporter.configure(run='second'); print(time.monotonic() - start < 15)"
     program = SLOW_FEED_JOB.format(write_seconds=30, call=call)
-    completed = run_script(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
 
     assert completed.stdout.startswith("True\n")
 
@@ -156,7 +156,7 @@ def test_a_shutdown_writes_the_final_recording_although_a_task_raises(tmp_path: 
         exporter.shutdown()
         print("returned")
     """
-    completed = run_script(tmp_path / "feed", program, check=True)
+    completed = run_with_imports(tmp_path / "feed", program, check=True)
 
     assert completed.stdout == "returned\n"
     assert "broken task" in completed.stderr
@@ -195,7 +195,7 @@ def test_busy_threads_release_the_interpreter_lock_more_often_during_a_shutdown(
         exporter.shutdown()
         print(sys.getswitchinterval())
     """
-    completed = run_script(tmp_path / "feed", program, check=True)
+    completed = run_with_imports(tmp_path / "feed", program, check=True)
     before_seconds, during_seconds, after_seconds = map(float, completed.stdout.split())
 
     assert during_seconds <= before_seconds / 10
@@ -213,7 +213,7 @@ def test_notices_beyond_the_limit_are_not_written_but_counted(tmp_path: Path) ->
         flush()
         print(NOTICES.dropped_notices, flush=True)
     """
-    completed = run_script(tmp_path / "feed", program)
+    completed = run_with_imports(tmp_path / "feed", program)
 
     assert completed.stdout == "900\n"
     assert completed.stderr.count("exporter: notice\n") == 100
@@ -229,4 +229,4 @@ def test_a_notice_is_written_although_no_thread_can_be_started(tmp_path: Path) -
         threading.Thread.start = refuse
         log_once("key", "the last words")
     """
-    assert run_script(tmp_path / "feed", program).stderr == "exporter: the last words\n"
+    assert run_with_imports(tmp_path / "feed", program).stderr == "exporter: the last words\n"

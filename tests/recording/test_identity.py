@@ -11,7 +11,7 @@ from typing import Any
 import programs.recording
 import pytest
 from feed_support import new_identity, new_recording
-from program_support import run_function, run_program, run_script, snapshots
+from program_support import run_function, run_program, run_with_imports, snapshots
 from programs import code_of
 from waiting import WAIT_LIMIT_SECONDS
 
@@ -45,7 +45,9 @@ def test_configure_refuses_a_value_that_cannot_be_shown(field: str) -> None:
 def test_the_session_is_a_tag_of_the_run_and_changes_nothing_else(
     feed: Path, call: str, environment: dict[str, str]
 ) -> None:
-    run_script(feed, f"{call}\nwith training.training_iteration():\n    pass", check=True, **environment)
+    run_with_imports(
+        feed, f"{call}\nwith training.training_iteration():\n    pass", check=True, **environment
+    )
 
     (snapshot,) = snapshots(feed)
     reading = snapshot.recording.training
@@ -56,9 +58,9 @@ def test_the_session_is_a_tag_of_the_run_and_changes_nothing_else(
 
 def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) -> None:
     program = "Stat('loss').add(1.0)"
-    run_script(feed, program)
+    run_with_imports(feed, program)
     time.sleep(1.0)  # the generated name has the second of the start
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     first, second = (snapshot.process for snapshot in snapshots(feed))
     assert re.fullmatch(r"train-\d{8}-\d{4}-[0-9a-z]{2}", first.run)
@@ -82,7 +84,7 @@ def test_an_unnamed_launch_is_a_separate_run_with_a_readable_name(feed: Path) ->
 def test_the_run_name_comes_from_the_first_source_in_order_and_an_invalid_rank_is_ignored(
     feed: Path, environment: dict[str, str], name: str, run_given: bool
 ) -> None:
-    run_script(feed, "Stat('loss').add(1.0)", check=True, **environment)
+    run_with_imports(feed, "Stat('loss').add(1.0)", check=True, **environment)
 
     (process,) = (snapshot.process for snapshot in snapshots(feed))
     assert (process.run, process.run_given) == (name, run_given)
@@ -102,7 +104,7 @@ def test_the_ranks_of_one_torchrun_share_the_run(feed: Path) -> None:
         else:
             Stat("loss").add(1.0)
     """
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     assert sorted(snapshot.process.rank or 0 for snapshot in snapshots(feed)) == [0, 1]
     assert len({snapshot.process.run for snapshot in snapshots(feed)}) == 1
@@ -123,7 +125,7 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
                 with training.training_iteration():
                     pass
     """
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     trainer, helper = (snapshot.process for snapshot in snapshots(feed))
     assert (trainer.rank, trainer.role, trainer.trains) == (0, "trainer", True)
@@ -131,7 +133,7 @@ def test_a_process_has_no_rank_until_it_trains(feed: Path) -> None:
 
 
 def test_a_child_inherits_the_variable_of_a_rank_and_not_the_rank(feed: Path) -> None:
-    run_script(feed, HELPER, RANK="3")
+    run_with_imports(feed, HELPER, RANK="3")
 
     assert [snapshot.process.rank for snapshot in snapshots(feed)] == [3, None]
 
@@ -149,8 +151,8 @@ def test_a_second_live_trainer_of_a_rank_is_reported_once_if_the_run_is_named(fe
             else:
                 time.sleep(2)
     """
-    completed = run_script(feed, program, EXPORTER_RUN="mine")
-    unnamed_run = run_script(feed, program)
+    completed = run_with_imports(feed, program, EXPORTER_RUN="mine")
+    unnamed_run = run_with_imports(feed, program)
 
     assert completed.stdout.count("also records as rank 0 of run 'mine'") == 1
     assert "also records" not in completed.stderr + unnamed_run.stdout + unnamed_run.stderr
@@ -312,7 +314,7 @@ def test_a_full_queue_accepts_the_last_recording_of_the_process() -> None:
 
 def test_the_exit_reason_of_a_python_process_is_in_its_last_snapshot(feed: Path) -> None:
     for ending in ("raise LookupError('mine')", "raise SystemExit(3)", ""):
-        run_script(feed, f"Stat('loss').add(1.0); {ending}", check=False)
+        run_with_imports(feed, f"Stat('loss').add(1.0); {ending}", check=False)
 
     endings = [snapshot.ending for snapshot in snapshots(feed)]
     assert [ending and ending.exception for ending in endings] == ["LookupError", None, None]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from program_support import run_function, run_program, run_script, single_reading, snapshots
+from program_support import run_function, run_program, run_with_imports, single_reading, snapshots
 from waiting import WAIT_LIMIT_SECONDS
 
 PREPARE_STAT_AND_FILE = """
@@ -43,7 +43,7 @@ def test_a_normal_exit_delivers_every_sample_and_event(feed: Path, ending: str) 
             log("a", n=n)
         {ending}
     """
-    run_script(feed, program, check=False)
+    run_with_imports(feed, program, check=False)
     (snapshot,) = snapshots(feed)
     events = snapshot.recording.events
 
@@ -64,7 +64,7 @@ def test_a_kill_loses_at_most_one_flush_interval(feed: Path, ending: str) -> Non
         loss.add(1.0)
         {ending}
     """
-    run_script(feed, program, check=False)
+    run_with_imports(feed, program, check=False)
 
     assert single_reading(feed).count in {100, 101}
     assert snapshots(feed)[0].recording.events.counts == {("step", "info"): 100}
@@ -79,7 +79,7 @@ def test_a_hanging_handler_does_not_prevent_the_exit(feed: Path) -> None:
             exporter.log("a")
     """
     start_time = time.monotonic()
-    run_script(feed, program)
+    run_with_imports(feed, program)
     (snapshot,) = snapshots(feed)
 
     assert time.monotonic() - start_time < WAIT_LIMIT_SECONDS
@@ -94,9 +94,9 @@ def test_only_a_process_with_values_or_events_leaves_a_file(feed: Path) -> None:
             raise SystemExit
         os.wait()
     """
-    run_script(feed, "")
+    run_with_imports(feed, "")
     assert snapshots(feed) == []
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     assert [snapshot.recording.events.counts for snapshot in snapshots(feed)] == [{("a", "info"): 1}]
 
@@ -111,7 +111,7 @@ def test_a_thread_that_outlives_main_and_exit_handlers_are_recorded(feed: Path) 
         threading.Thread(target=later).start()
         loss.add(1.0)
     """
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     assert (single_reading(feed).count, single_reading(feed).sum, written_numbers(feed)) == (3, 7.0, [1])
 
@@ -126,7 +126,7 @@ def test_a_daemon_thread_that_adds_forever_does_not_prevent_the_exit(feed: Path)
         loss.add(1.0)
     """
     start_time = time.monotonic()
-    run_script(feed, program)
+    run_with_imports(feed, program)
 
     assert time.monotonic() - start_time < WAIT_LIMIT_SECONDS
     assert single_reading(feed).count >= 1
@@ -144,7 +144,7 @@ def test_a_normal_exit_joins_every_exporter_thread(feed: Path) -> None:
         exporter.Stat.passive("train.bad", lambda: 1 / 0)
         time.sleep(0.7)
     """
-    completed = run_script(feed, program)
+    completed = run_with_imports(feed, program)
 
     assert completed.stdout == "[]\n"
 
@@ -170,7 +170,7 @@ def test_a_forked_child_has_its_own_counts_and_handlers(feed: Path) -> None:
         add(1.0)
         log("a", n=10)
     """
-    completed = run_script(feed, program, RANK="3")
+    completed = run_with_imports(feed, program, RANK="3")
     parent, child = snapshots(feed)
     events = [snapshot.recording.events for snapshot in (parent, child)]
 
@@ -204,7 +204,7 @@ def test_children_of_multiprocessing_share_the_run_and_lose_nothing(feed: Path, 
                 child.join()
             loss.add(5.0)
     """
-    run_script(feed, program)
+    run_with_imports(feed, program)
     totals = sorted(
         (reading.count, reading.sum)
         for snapshot in snapshots(feed)
@@ -242,7 +242,7 @@ def test_a_child_terminated_soon_after_its_work_has_flushed(feed: Path, method: 
             child.terminate()
             child.join()
     """
-    run_script(feed, program, EXPORTER_FLUSH_SECONDS="30")
+    run_with_imports(feed, program, EXPORTER_FLUSH_SECONDS="30")
 
     assert sum(snapshot.recording.stats[0].count for snapshot in snapshots(feed)) == 100
 

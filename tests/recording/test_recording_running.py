@@ -6,7 +6,7 @@ from pathlib import Path
 
 import programs.recording
 import pytest
-from program_support import run_function, run_script, single_reading, snapshots
+from program_support import run_function, run_with_imports, single_reading, snapshots
 
 from exporter.recording.values import Aggregation
 
@@ -50,7 +50,7 @@ def test_a_hanging_passive_stat_affects_no_other_stat(feed: Path) -> None:
         time.sleep(1.5)  # longer than the limit and the interval of the callbacks
         loss.add(1.0)
     """
-    completed = run_script(feed, program)
+    completed = run_with_imports(feed, program)
     (snapshot,) = snapshots(feed)
     readings = {reading.definition.name: reading for reading in snapshot.recording.stats}
 
@@ -79,7 +79,7 @@ def test_without_a_thread_for_callbacks_only_passive_stats_are_absent(feed: Path
         while good.count < 1:
             time.sleep(0.05)
     """
-    completed = run_script(feed, program)
+    completed = run_with_imports(feed, program)
 
     assert single_reading(feed).count == 1
     assert single_reading(feed, "train.good").count >= 1
@@ -111,7 +111,7 @@ def test_the_finalizer_of_an_invalid_object_does_not_run_on_the_recording_thread
         assert is_finalized.wait(60)
     """
 
-    assert run_script(feed, program).stdout == "exporter-disposal\n"
+    assert run_with_imports(feed, program).stdout == "exporter-disposal\n"
 
 
 def test_a_signal_handler_or_finalizer_can_create_a_stat_during_creation_of_another(feed: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_last_snapshot_that_cannot_be_written_is_reported(feed: Path) -> None:
         loss.add(1.0)
     """
     # Without a flush meanwhile, which could create the directory again or a file in it.
-    completed = run_script(feed, program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(feed, program, EXPORTER_FLUSH_SECONDS="60")
 
     assert completed.stderr.startswith("exporter: the samples since the last snapshot are lost: ")
 
@@ -158,7 +158,7 @@ def test_a_snapshot_that_waits_for_an_earlier_write_is_reported_with_its_cause(f
         loss.add(1.0)
     """
 
-    assert "not written to the feed: an earlier write has not ended" in run_script(feed, program).stderr
+    assert "not written to the feed: an earlier write has not ended" in run_with_imports(feed, program).stderr
 
 
 def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
@@ -167,7 +167,7 @@ def test_without_stderr_a_notice_is_not_written_to_stdout(feed: Path) -> None:
         Stat("train.loss", ["mean"]).add(1.0)
         print("done")
     """
-    completed = run_script(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
+    completed = run_with_imports(feed, program, EXPORTER_FEED_DIR="/nonexistent/feed")
 
     assert completed.stdout == "done\n"
 
@@ -185,7 +185,7 @@ def test_the_compatibility_modules_import_no_large_package_and_start_no_thread(f
         print(sorted(large & set(sys.modules)), threading.active_count())
     """
 
-    assert run_script(feed, program).stdout == "[] 1\n"
+    assert run_with_imports(feed, program).stdout == "[] 1\n"
 
 
 def test_a_failed_sidecar_leaves_no_registration_and_no_zombie(feed: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from places import PROJECT, TESTS
-from program_support import run_script, single_reading, snapshots, stat_state
+from program_support import run_with_imports, single_reading, snapshots, stat_state
 
 from exporter import Stat, flush
 from exporter.recording.tensors import MAX_COPIES, TensorReader
@@ -277,7 +277,7 @@ def test_a_forked_child_does_not_count_the_tensors_in_flight_of_its_parent(tmp_p
         os.wait()
         exporter.shutdown()
     """
-    run_script(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
+    run_with_imports(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
 
     parent, child = snapshots(tmp_path / "feed")
     (rejected_by_parent,) = [
@@ -299,7 +299,7 @@ def test_values_in_flight_at_the_end_of_a_thread_or_process_are_refused(tmp_path
         stat.add_tensor(CudaTensor(1.0))
         exporter.shutdown()
     """
-    run_script(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
+    run_with_imports(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
 
     assert single_reading(tmp_path / "feed").rejected == {"thread_ended": 2}
 
@@ -317,7 +317,9 @@ def test_a_loss_in_flight_at_the_end_of_a_thread_or_process_is_counted_and_not_l
         record_loss()
         exporter.shutdown()
     """
-    ended_process = run_script(tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording")
+    ended_process = run_with_imports(
+        tmp_path / "feed", program, PYTHONPATH=f"{PROJECT}:{TESTS}:{TESTS}/recording"
+    )
 
     misuse = single_reading(tmp_path / "feed", "training.misuse")
     assert dict(misuse.definition.labels) == {"call": "record", "rule": "tensor_thread_ended"}

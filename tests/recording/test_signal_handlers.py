@@ -10,7 +10,7 @@ from typing import Any
 
 import programs.recording
 import pytest
-from program_support import run_function, run_script, single_reading
+from program_support import run_function, run_with_imports, single_reading
 
 from exporter.recording.conversion import to_repr
 from exporter.recording.signal_safety import SignalSafeLock, is_from_signal_handler
@@ -136,7 +136,7 @@ def test_a_shutdown_that_a_signal_handler_ends_continues_at_the_exit(tmp_path: P
         except LookupError:
             print("raised")
     """
-    completed = run_script(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
+    completed = run_with_imports(tmp_path / "feed", program, EXPORTER_FLUSH_SECONDS="60")
 
     assert (completed.stdout, completed.stderr) == ("raised\n", "")
     assert single_reading(tmp_path / "feed").count == 2

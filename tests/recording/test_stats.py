@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program_support import run_script, snapshots
+from program_support import run_with_imports, snapshots
 from waiting import WAIT_LIMIT_SECONDS, wait_until
 
 import exporter
@@ -238,7 +238,7 @@ def test_stats_beyond_the_limit_are_reported_and_counted_in_the_feed(tmp_path: P
             Stat(f"s{index}").add(1.0)
         flush()
     """
-    completed = run_script(tmp_path / "feed", program)
+    completed = run_with_imports(tmp_path / "feed", program)
 
     assert snapshots(tmp_path / "feed")[0].recording.stats_refused == 2
     assert completed.stderr.count("a process records at most 3 Stats") == 1
@@ -296,7 +296,7 @@ def test_windows_of_the_last_samples_before_exit_are_delivered(tmp_path: Path) -
             stat.add(1.0)
     """
 
-    assert run_script(tmp_path / "feed", program).stdout == "20\n20\n20\n"
+    assert run_with_imports(tmp_path / "feed", program).stdout == "20\n20\n20\n"
 
 
 # Rules of the configuration ----------------------------------------------------------------------------------
