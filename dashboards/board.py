@@ -67,6 +67,9 @@ class Variable:
             model["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
             if self.all_value is not None:
                 model["allValue"] = self.all_value
+        if self.hidden:
+            # Grafana would keep the value in the address of a link, although the other variables have changed.
+            model["skipUrlSync"] = True
         return model
 
 

@@ -76,7 +76,7 @@ GPU_VARIABLE = Variable(
     "GPU",
     "label_values(gpu_up{@node}, gpu)",
     sort=NUMERICAL_SORT,
-    description="Index of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
+    description="Position of the GPU in CUDA_VISIBLE_DEVICES of the job; without that variable, the index in NVML.",
 )
 _ALERTS_ON_NODES_OF_RUN = dataclasses.replace(
     ALERTS_OF_NODE, expression='ALERTS{alertstate="firing", @node_any_job} and ' + SELECTED_NODES
@@ -118,21 +118,8 @@ def board() -> Board:
 
 
 def _overview_panels() -> tuple[Panel, ...]:
-    """Return the first screen: counts of exporters, GPUs and problems, losses, use, throttling, current problems and failures."""
+    """Return the panels of the first row: counts, losses, use and throttling, current problems, and failures over time."""
     exporters = "min by (instance) (up{@gpu_target})"
-    # The recorded share remains for minutes after the last sample of a GPU.
-    throttled = (
-        f"(max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance) {EXPORTER_IS_UP})"
-    )
-    seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[1h])))"
-    up_gpus = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
-    unknown_gpus = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
-    # A driver may not list a lost GPU, so that the number of expected GPUs counts, if all GPUs of the nodes are selected.
-    some_gpus_selected = "count(group by (instance, gpu) (gpu_up{@gpu})) < on () count(group by (instance, gpu) (gpu_up{@gpu_node}))"
-    lost_gpus = (
-        f"({count_lost_gpus('@gpu_node', '@gpu_target')} unless on () {some_gpus_selected})"
-        f" or on () count(group by (instance, gpu) (gpu_up{{@gpu}} == 0)) or 0 * ({seen_gpus})"
-    )
     return (
         stat(
             "Exporters",
@@ -142,15 +129,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             text_mode="value_and_name",
             w=3,
         ),
-        stat(
-            "Selected GPUs",
-            instant_query(up_gpus, "up"),
-            instant_query(lost_gpus, "lost", BAD),
-            instant_query(unknown_gpus, "unknown", WARNING),
-            unit="none",
-            text_mode="value_and_name",
-            w=5,
-        ),
+        _selected_gpus_panel(),
         stat(
             "Problems listed below",
             instant_query(query_problem_counts_by_impact(), "{{impact}}"),
@@ -181,25 +160,7 @@ def _overview_panels() -> tuple[Panel, ...]:
             ],
             w=3,
         ),
-        stat(
-            "Throttled, 2 min",
-            instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", GPU_LEGEND),
-            instant_query(
-                f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}",
-                SELECTED_GPUS_LEGEND,
-            ),
-            unit="percentunit",
-            decimals=0,
-            text_mode="value_and_name",
-            thresholds=warn_from(NEGLIGIBLE_THROTTLING, 0.1),
-            overrides=[
-                {
-                    "matcher": {"id": "byName", "options": SELECTED_GPUS_LEGEND},
-                    "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
-                }
-            ],
-            w=3,
-        ),
+        _throttling_panel(),
         current_problems_table(),
         state_timeline(
             "Exporters, drivers and GPUs with a failure",
@@ -208,6 +169,55 @@ def _overview_panels() -> tuple[Panel, ...]:
             w=24,
             h=6,
         ),
+    )
+
+
+def _selected_gpus_panel() -> Panel:
+    """Return the panel with the numbers of selected GPUs that are up, lost and unknown."""
+    seen_gpus = "count(group by (instance, gpu) (last_over_time(gpu_up{@gpu}[1h])))"
+    up_gpus = f"(count(group by (instance, gpu) (gpu_up{{@gpu}} == 1)) or 0 * ({seen_gpus}))"
+    unknown_gpus = f"({count_unknown_gpus('@gpu', '@gpu_target')} or 0 * ({seen_gpus}))"
+    # A driver may not list a lost GPU, so that the number of expected GPUs counts, if all GPUs of the nodes are selected.
+    some_gpus_selected = "count(group by (instance, gpu) (gpu_up{@gpu})) < on () count(group by (instance, gpu) (gpu_up{@gpu_node}))"
+    lost_gpus = (
+        f"({count_lost_gpus('@gpu_node', '@gpu_target')} unless on () {some_gpus_selected})"
+        f" or on () count(group by (instance, gpu) (gpu_up{{@gpu}} == 0)) or 0 * ({seen_gpus})"
+    )
+    return stat(
+        "Selected GPUs",
+        instant_query(up_gpus, "up"),
+        instant_query(lost_gpus, "lost", BAD),
+        instant_query(unknown_gpus, "unknown", WARNING),
+        unit="none",
+        text_mode="value_and_name",
+        w=5,
+    )
+
+
+def _throttling_panel() -> Panel:
+    """Return the panel with the most throttled GPU, or with *none*."""
+    # The recorded share remains for minutes after the last sample of a GPU.
+    throttled = (
+        f"(max by (instance, gpu) ({THROTTLED_RATIO_FAMILY}{{@gpu}}) and on (instance) {EXPORTER_IS_UP})"
+    )
+    return stat(
+        "Throttled, 2 min",
+        instant_query(f"topk(1, {throttled} > {NEGLIGIBLE_THROTTLING})", GPU_LEGEND),
+        instant_query(
+            f"0 * max({throttled}) unless on () {throttled} > {NEGLIGIBLE_THROTTLING}",
+            SELECTED_GPUS_LEGEND,
+        ),
+        unit="percentunit",
+        decimals=0,
+        text_mode="value_and_name",
+        thresholds=warn_from(NEGLIGIBLE_THROTTLING, 0.1),
+        overrides=[
+            {
+                "matcher": {"id": "byName", "options": SELECTED_GPUS_LEGEND},
+                "properties": [{"id": "mappings", "value": value_mappings({0: ("none", NEUTRAL)})}],
+            }
+        ],
+        w=3,
     )
 
 
