@@ -140,9 +140,9 @@ def _build_problem_table() -> Panel:
         Column(verdict_by_run("@cluster"), "Verdict", decimals=0, width=118, mappings=VERDICT_MAPPINGS),
         Column("state", "State", width=72, mappings=STATE_MAPPINGS),
         Column("alertname", "What is wrong", mappings=[*title_mappings(), *SHORT_CAUSE_TEXTS]),
-        Column("rank", "Rank", width=62),
-        Column("instance", "Node", width=90, links=(NODE_LINK,)),
-        Column("gpu", "GPU", width=60),
+        Column("rank", "Rank", width=58, filterable=False),
+        Column("instance", "Node", width=66, links=(NODE_LINK,), filterable=False),
+        Column("gpu", "GPU", width=52, filterable=False),
         Column(
             f"1000 * ({since_query()})",
             "Since",
