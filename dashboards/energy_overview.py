@@ -24,7 +24,7 @@ from dashboards.energy_loss import (
     WATT_HOURS_BY_CAUSE,
     as_cause,
 )
-from dashboards.fleet_problems import main_problem_or_text, since_query, unseen_run_problems
+from dashboards.fleet_problems import problem_starts
 from dashboards.fleet_runs import STATE_MAPPINGS
 from dashboards.losses_now import (
     ACTIVE_RUNS,
@@ -474,21 +474,11 @@ UNKNOWN_WATTS = -1
 """Value that the table shows as *unknown*, because a power is never negative."""
 
 
-def _with_main_problem(rows: str) -> str:
-    """Return PromQL that adds the main problem of each run to rows of runs, as on *Fleet*, with its rank, node and GPU.
-
-    A run without a problem has a dash, which keeps the column, so that this column fills the width of the table.
-    """
-    problems = (
-        f"({unseen_run_problems()} or on (run) {main_problem_or_text(f'group by (run) ({rows})', NO_VALUE)})"
-    )
-    return f"{rows} * on (run) group_left (alertname, instance, rank, gpu) {problems}"
-
-
 def _build_run_table() -> Panel:
     """Return the table of the verdict, main problem, cost, power and loss of each run now, the worst verdict first."""
     # `x ^ 0` is 1 with the labels of x.
     unknown_power = f"{UNKNOWN_WATTS} * {UNREAD_GPU_COUNT_BY_RUN} ^ 0"
+    # The dash of a run without a problem keeps the column *What is wrong*, which fills the width of the table.
     rows = f"(group by (run) ({_LAST_STATE_BY_RUN}) or on (run) group by (run) ({UNKNOWN_RUNS}))"
     panel = table(
         "Cost and loss of each run",
@@ -499,7 +489,7 @@ def _build_run_table() -> Panel:
         Column("instance", "Node", width=62, links=(NODE_LINK,), filterable=False),
         Column("gpu", "GPU", width=52, filterable=False),
         Column(
-            f"1000 * (({since_query()}) and on (run) {rows})",
+            f"1000 * {problem_starts(rows, NO_VALUE)}",
             "Since",
             unit=CLOCK_TIME,
             width=CLOCK_TIME_WIDTH,
@@ -517,7 +507,6 @@ def _build_run_table() -> Panel:
         Column(f"sum by (run) ({LOST_COST_PER_HOUR_BY_RUN})", "Lost/h", decimals=2, width=74),
         percent_column(LOST_SHARE_NOW_BY_RUN, "Lost now", 88, LOST_THRESHOLDS),
         Column(f"max by (run) ({COST_OF_WORK_AT_RISK})", "Work at risk", decimals=2, width=110),
-        row_query=_with_main_problem(rows),
         sort="Verdict",
         w=24,
         h=8,

@@ -334,6 +334,19 @@ def main_problem() -> str:
     return f"({' or on (run) '.join(problems)})"
 
 
+def problem_starts(runs: str, text: str) -> str:
+    """Return PromQL for the start of `since_query` for each run, with the labels of the main problem.
+
+    Args:
+        runs: PromQL for series by run. A run without any start has the value 0.
+        text: Value of the label `alertname` of a run without a problem.
+    """
+    unseen = f"{UNSEEN_RUNS} * on (run) group_left (alertname, instance) {unseen_run_problems()}"
+    no_problem = f'label_replace({STATE_START_BY_RUN} or on (run) 0 * {runs}, "alertname", "{text}", "", "")'
+    starts = f"{unseen} or on (run) {main_problem()} or on (run) {no_problem}"
+    return f"(max by (run, alertname, instance, rank, gpu) ({starts}) and on (run) {runs})"
+
+
 def since_query() -> str:
     """Return PromQL for the start of the main problem of each run, otherwise of its state, in Unix seconds.
 

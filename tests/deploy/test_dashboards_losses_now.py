@@ -568,12 +568,17 @@ def test_a_run_that_endangers_work_has_the_problem_the_gpu_and_the_start_as_on_f
     running = COSTLY_RUN | _critical_xid() | run_series("run_info", "1x60")
     problem = 'run="a",alertname="Xid 48",instance="n1",rank="1",gpu="1"'
 
-    for dashboard, panel, state in (
-        ("training-energy", "Cost and loss of each run", ""),
-        ("training-fleet", "All runs, rates over 5 min", ',state="running"'),
-    ):
-        assert_panel(tmp_path, dashboard, panel, running, {f"{{{problem}{state}}}": 1})
-        assert_panel(tmp_path, dashboard, panel, running, {'{run="a"}': 675_000}, column="Since")
+    assert_panel(
+        tmp_path,
+        "training-energy",
+        "Cost and loss of each run",
+        running,
+        {f"{{{problem}}}": 675_000},
+        column="Since",
+    )
+    fleet = "All runs, rates over 5 min"
+    assert_panel(tmp_path, "training-fleet", fleet, running, {f'{{{problem},state="running"}}': 1})
+    assert_panel(tmp_path, "training-fleet", fleet, running, {'{run="a"}': 675_000}, column="Since")
 
 
 @pytest.mark.parametrize(
@@ -608,6 +613,8 @@ def test_a_run_without_an_exporter_ranks_below_large_losses_and_has_the_state_un
 
     assert_panel(tmp_path, "training-energy", "Losses now", NO_EXPORTER, verdict, column="Impact")
     assert_panel(tmp_path, "training-energy", panel, NO_EXPORTER, state)
+    start = {'{run="a",alertname="no news for 10 min",instance="n1"}': 300_000}
+    assert_panel(tmp_path, "training-energy", "Cost and loss of each run", NO_EXPORTER, start, column="Since")
 
 
 @pytest.mark.parametrize(
