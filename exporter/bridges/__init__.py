@@ -42,13 +42,13 @@ def install(*names: str) -> tuple[str, ...]:
             _requested_names.add(name)
             if BRIDGES[name] == "torch" and "torch" in sys.modules:
                 # torch calls the entry point at the end of `import torch`, which is still marked as in progress.
-                _install(name, sys.modules["torch"])
+                _install_bridge(name, sys.modules["torch"])
             else:
-                when_imported(BRIDGES[name], partial(_install, name))
+                when_imported(BRIDGES[name], partial(_install_bridge, name))
     return tuple([name for name in BRIDGES if name in _requested_names])
 
 
-def _install(name: str, _library: ModuleType) -> None:
+def _install_bridge(name: str, _library: ModuleType) -> None:
     try:
         import_module(f"exporter.bridges.{name}").install()
     except Exception as error:  # the job must not fail because of a bridge

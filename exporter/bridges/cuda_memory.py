@@ -87,7 +87,7 @@ def _read_memory(torch: Any) -> dict[Device, Mapping[str, Any]]:
     for index in range(MAX_DEVICES if torch.cuda.is_initialized() else 0):
         try:
             statistics = torch._C._cuda_memoryStats(index)  # noqa: SLF001  # the public function queries the device
-        except RuntimeError:  # the index is above that of the last device
+        except RuntimeError:  # torch has no device with this index
             break
         if statistics["reserved_bytes"]["all"]["peak"] or statistics["num_ooms"]:
             # The private function has the same index as the statistics; the public function indexes devices as NVML does.

@@ -20,7 +20,7 @@ A read on a GPU starts a copy. On the host, a step whose loss is read takes up t
 hooks do not use their fast path. A short step takes 200 µs. The feed is written only once a second.
 """
 INITIAL_STEPS = 100
-"""Number of first steps in which every loss on the host is read, so that the loss of a short training is that of its last step."""
+"""Number of first steps in which every loss on the host is read. A short training then ends with the loss of its last step."""
 _MAX_NODES = 8
 """Number of nodes of the graph that are searched for factors."""
 _TOLERANCE = 1e-4

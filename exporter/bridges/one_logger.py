@@ -1,4 +1,4 @@
-"""Bridge to NVIDIA's one-logger, for unchanged jobs that are instrumented with it, such as those of NeMo or Megatron.
+"""Bridge to NVIDIA's one-logger, for unchanged jobs that are instrumented with one-logger, such as jobs with NeMo or Megatron.
 
 The bridge patches one-logger's recorder, because one-logger's exporters receive no iterations by default. The hooks run on the threads
 that call the recorder. Spans of the application and of its initialization are always recorded; the other spans are recorded

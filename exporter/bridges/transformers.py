@@ -18,7 +18,7 @@ from exporter.bridges.loop import Level, LoopTracker
 from exporter.bridges.sources import ACTIVE, Source, Strength, set_rank
 from exporter.patching import Around, Hook, never_raises, patch, patch_existing, version_of, when_imported
 
-ROWS_PER_SAMPLE = {
+ROWS_PER_SAMPLE_BY_COLLATOR = {
     "DataCollatorForPreference": 2,
     "DataCollatorForVisionPreference": 2,
     "DataCollatorForTriplePreference": 3,
@@ -231,14 +231,14 @@ for _name in [name for name in vars(_Callback) if name.startswith("on_")]:
 
 def _rows_per_sample(trainer: Any) -> int:
     """Return the number of rows of a batch that form a sample."""
-    return ROWS_PER_SAMPLE.get(type(getattr(trainer, "data_collator", None)).__name__, 1)
+    return ROWS_PER_SAMPLE_BY_COLLATOR.get(type(getattr(trainer, "data_collator", None)).__name__, 1)
 
 
 def _active_callback() -> _Callback | None:
     return ACTIVE.source if isinstance(ACTIVE.source, _Callback) else None
 
 
-def _activate(trainer: Any) -> _Callback | None:
+def _activate_callback(trainer: Any) -> _Callback | None:
     """Activate and return the callback of a Trainer, or return None if another source stays active."""
     for base in type(trainer).__mro__:
         if "_prepare_inputs" in vars(base):
@@ -249,7 +249,7 @@ def _activate(trainer: Any) -> _Callback | None:
 
 def _around_train(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
     """Activate the source of a Trainer, and close all blocks at the end of the training, also after an exception."""
-    source = _activate(trainer)
+    source = _activate_callback(trainer)
     if source is not None:
         _, error = yield
         source.tracker.end_all(error)
@@ -271,7 +271,7 @@ def _evaluation_of(mode: str) -> Hook:
 
     def hook(trainer: Any, *_args: Any, **_kwargs: Any) -> Around:
         active = _active_callback()
-        source = active or _activate(trainer)
+        source = active or _activate_callback(trainer)
         if source is None or source.tracker.is_open(Level.EVALUATION):
             return
         if active is None:

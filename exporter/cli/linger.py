@@ -12,7 +12,7 @@ POLL_SECONDS = 0.5
 LINGER_POLL_SECONDS = 0.1
 """Interval of the checks after the end of the job."""
 LAST_PASSES_SECONDS = 5.0
-"""Maximum wait for the last passes over the feed, of which a page with the final values needs two."""
+"""Maximum wait for the last passes over the feed. A page has the final values after two passes."""
 MARGIN_SECONDS = 2.0
 """Time after the expected scrape at which the sidecar stops waiting for it."""
 

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     threads, descriptors or disk space run out. Otherwise, the command decides.
     """
     # The imports create objects that stay, and a pass over the feed replaces thousands of objects that form no cycles. With the
-    # default thresholds, the search for cycles took a tenth of the CPU time of the start and a fifth of that of the passes.
+    # default thresholds, the search for cycles took a tenth of the CPU time of the start, and a fifth of the CPU time of the passes.
     gc.set_threshold(10_000, 20, 20)
     _occupy_standard_descriptors()
     try:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     except KeyboardInterrupt:
         return 130
     except (MemoryError, OSError, RuntimeError) as error:
-        # Any error other than those of `_EXTERNAL_ERRORS` and a lack of memory or threads is internal, and needs a traceback.
+        # An external error and a lack of memory or threads are reported in one line. Any other error is internal, and needs a traceback.
         number = error.errno if isinstance(error, OSError) else None
         if (
             number not in _EXTERNAL_ERRORS

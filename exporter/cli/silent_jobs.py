@@ -36,7 +36,7 @@ SPECS = (RUN_SILENT,)
 
 
 def find_silent_jobs(feed_directory: Path, recording_processes: Iterable[ProcessIdentity]) -> tuple[Job, ...]:
-    """Return the running jobs that `run` has diagnosed as silent. Omit jobs of which a process has recorded since."""
+    """Return the running jobs that `run` has diagnosed as silent. Omit a job if one of its processes has recorded since."""
     diagnosed_jobs = [job for job in runs.jobs(feed_directory) if job.silence is not None]
     processes = list(recording_processes)
     # A job may record under a run name of its own. The launch id of its processes is then the only link to the job.

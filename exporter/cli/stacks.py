@@ -26,9 +26,8 @@ from exporter.recording.stacks import StackDetail, ThreadStack
 
 DESCRIPTION = """\
 Prints where each rank of the jobs in a feed directory waits. Ranks that wait in the same line, function and phase form
-a group, of which the stack of the lowest rank is printed. The suspected group comes first, unless the stacks do not show
-which group the others wait for. Works at any time, also before the first step and without a sidecar. Run it as the user
-of the job.
+a group; the stack of the lowest rank of the group is printed. If the stacks show which group the others wait for, that
+group comes first. Works at any time, also before the first step and without a sidecar. Run it as the user of the job.
 
     training-exporter stacks
     training-exporter stacks --run=llama-7b --json

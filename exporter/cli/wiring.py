@@ -76,7 +76,7 @@ class ScheduleEntry:
     lane: str | None = None  # thread that the collectors share with others; None for a thread of their own
 
     def is_unchanged(self, previous: ScheduleEntry) -> bool:
-        """Return True if the options and the times are those of the row before a reload."""
+        """Return True if a reload has changed neither the options nor the times of the row."""
         return self.options == previous.options and self.times == previous.times
 
 

@@ -113,7 +113,7 @@ class EnergyReading:
     corrections: Mapping[str, float] = field(default_factory=dict)  # of the counter, by reason
     gap_seconds: Mapping[str, float] = field(default_factory=dict)  # time without a reading, by reason
     gap_joules: Mapping[str, float] = field(default_factory=dict)  # energy of the gaps, not part of `joules`
-    is_mig: bool = False  # True for a GPU in MIG mode, of which a process uses a part
+    is_mig: bool = False  # True for a GPU in MIG mode, where a process uses a part of the GPU
     history: tuple[EnergyPoint, ...] = ()  # `joules` in the last minute, oldest first; empty except for GPUs
 
 

@@ -18,8 +18,8 @@ ClassName = Annotated[
 ]
 Patterns = tuple[Glob, ...]
 
-INTERVAL = "Time from the start of one collection to the start of the next."
-DEADLINE = "A collection that takes longer counts as failed; other collectors do not wait longer for it."
+INTERVAL_HELP = "Time from the start of one collection to the start of the next."
+DEADLINE_HELP = "A collection that takes longer counts as failed; other collectors do not wait longer for it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class CollectorOptions:
     """Options of a collector of local files."""
 
     enabled: bool = option(True, "Run this collector.")
-    interval: Interval = option(10.0, INTERVAL)
-    deadline: Interval = option(8.0, DEADLINE)
+    interval: Interval = option(10.0, INTERVAL_HELP)
+    deadline: Interval = option(8.0, DEADLINE_HELP)
 
     @property
     def effective_deadline(self) -> float:
@@ -56,24 +56,24 @@ class CollectorOptions:
 class FrequentOptions(CollectorOptions):
     """Options of a collector of energy, or of the resource use by which energy is divided among runs."""
 
-    interval: Interval = option(5.0, INTERVAL)
-    deadline: Interval = option(4.0, DEADLINE)
+    interval: Interval = option(5.0, INTERVAL_HELP)
+    deadline: Interval = option(4.0, DEADLINE_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowOptions(CollectorOptions):
     """Options of a collector of slow sources, such as network filesystems."""
 
-    interval: Interval = option(15.0, INTERVAL)
-    deadline: Interval = option(10.0, DEADLINE)
+    interval: Interval = option(15.0, INTERVAL_HELP)
+    deadline: Interval = option(10.0, DEADLINE_HELP)
 
 
 @dataclass(frozen=True, slots=True)
 class RareOptions(CollectorOptions):
     """Options of a collector of values that rarely change."""
 
-    interval: Interval = option(60.0, INTERVAL)
-    deadline: Interval = option(20.0, DEADLINE)
+    interval: Interval = option(60.0, INTERVAL_HELP)
+    deadline: Interval = option(20.0, DEADLINE_HELP)
 
 
 @dataclass(frozen=True, slots=True)

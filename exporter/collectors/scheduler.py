@@ -29,7 +29,7 @@ from exporter.families import AnyCollector, Collected
 
 _log = logging.getLogger("exporter.collectors")
 
-WATCH_SECONDS = 1.0
+MAX_WATCH_SECONDS = 1.0
 """Longest interval of the watchdog. The interval is at most half of the shortest deadline."""
 
 
@@ -162,17 +162,17 @@ class Scheduler:
         """Return the status of each scheduled collector, sorted by name."""
         with self._lock:
             now = time.monotonic()
-            return [task.status(now) for task in self._scheduled_tasks()]
+            return [task.status(now) for task in self._all_scheduled_tasks()]
 
     def families(self) -> Sequence[Metric]:
         """Return the families `exporter_collector_*` of the scheduled collectors."""
         with self._lock:
             now = time.monotonic()
             return self._status_families.families(
-                (task.status(now), task.totals) for task in self._scheduled_tasks()
+                (task.status(now), task.totals) for task in self._all_scheduled_tasks()
             )
 
-    def _scheduled_tasks(self) -> list[CollectorTask]:
+    def _all_scheduled_tasks(self) -> list[CollectorTask]:
         """Return the tasks that have a collector, sorted by name."""
         return [task for _, task in sorted(self._tasks.items()) if task.collector is not None]
 
@@ -278,7 +278,7 @@ class Scheduler:
         """Record timeouts, replace the threads of late collectors, and withdraw stale blocks until the scheduler stops."""
         while not self._stopping.wait(self._watch_seconds()):
             with self._lock:
-                now, tasks = time.monotonic(), self._scheduled_tasks()
+                now, tasks = time.monotonic(), self._all_scheduled_tasks()
                 for task in tasks:
                     if task.is_late(now) and not task.is_expired:
                         task.is_expired = True
@@ -298,7 +298,9 @@ class Scheduler:
     def _watch_seconds(self) -> float:
         """Return the interval of the watchdog."""
         with self._lock:
-            return min([WATCH_SECONDS, *(task.deadline_seconds / 2 for task in self._scheduled_tasks())])
+            return min(
+                [MAX_WATCH_SECONDS, *(task.deadline_seconds / 2 for task in self._all_scheduled_tasks())]
+            )
 
 
 def _collect(collector: AnyCollector) -> PassResult:

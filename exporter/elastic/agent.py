@@ -37,7 +37,7 @@ _FUNCTIONS = {
 }
 """Functions of the agent whose calls torchelastic measures."""
 _STATES = {"unknown", "init", "healthy", "unhealthy", "stopped", "succeeded", "failed"}
-"""States of the workers, of which torchelastic reports one at each check."""
+"""States of the workers. At each check, torchelastic reports the current state."""
 _RENDEZVOUS_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Bucket bounds in seconds. By default, a rendezvous waits up to ten minutes for other nodes."""
 
@@ -288,7 +288,7 @@ def _write_worker_end(code: str, worker_id: str) -> None:
 def _exit_code(metadata: Mapping[object, object]) -> str:
     """Return the exit code of a worker as a label value, or `unknown`. torch stores the code as a list in nested JSON.
 
-    A negative code is the number of a signal. Other numbers than those of exit codes and signals would be unlimited label values.
+    A negative code is the number of a signal. Numbers of 256 and more are neither, and would be an unlimited set of label values.
     """
     try:
         (code,) = json.loads(str(metadata["metadata"]))["exit_code"]

@@ -87,12 +87,12 @@ def own_entry(path: str) -> str:
     is_available = foreign_uid(path) is None
     if is_available and os.path.lexists(path):
         return path
-    existing_paths = _alternatives(path, str(own_uid()))
+    existing_paths = _existing_alternatives(path, str(own_uid()))
     if existing_paths:
         return existing_paths[0]
     if is_available:
         return path
-    alternative = _alternative(path, own_uid())
+    alternative = _alternative_of_user(path, own_uid())
     if foreign_uid(alternative) is None:
         return alternative
     random_path = _random_paths.get(alternative)
@@ -105,7 +105,7 @@ def own_entry(path: str) -> str:
 def trusted_entries(path: str) -> list[str]:
     """Return the path and its existing alternatives, without paths of foreign entries."""
     paths = [path] if foreign_uid(path) is None else []
-    return paths + _alternatives(path, r"\d+")
+    return paths + _existing_alternatives(path, r"\d+")
 
 
 def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
@@ -121,9 +121,9 @@ def newest_entry(path: str, owner: int | None = None) -> TrustedEntry | None:
     if not parent.st_mode & _GROUP_AND_OTHERS_WRITE:
         return _stat_entry(path)
     trusted_uids = {own_uid(), 0, parent.st_uid} | (set() if owner is None else {owner})
-    alternatives = [_alternative(path, uid) for uid in sorted(trusted_uids)]
+    alternatives = [_alternative_of_user(path, uid) for uid in sorted(trusted_uids)]
     if any(foreign_uid(alternative, trusted_uids) is not None for alternative in alternatives):
-        alternatives += _alternatives(path, r"\d+", trusted_uids)
+        alternatives += _existing_alternatives(path, r"\d+", trusted_uids)
     entries = [entry for entry in map(_stat_entry, [path, *alternatives]) if entry is not None]
     entries_of_trusted_users = [entry for entry in entries if entry.status.st_uid in trusted_uids]
     return max(entries_of_trusted_users, key=lambda entry: entry.status.st_mtime_ns, default=None)
@@ -143,13 +143,13 @@ def _stat_entry(path: str) -> TrustedEntry | None:
         return None
 
 
-def _alternative(path: str, uid: int) -> str:
+def _alternative_of_user(path: str, uid: int) -> str:
     """Return the alternative with a user id: `owner-1000.lock` for `owner.lock`."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}-{uid}{suffix}"
 
 
-def _alternatives(path: str, uid_pattern: str, also_trusted: Collection[int] = ()) -> list[str]:
+def _existing_alternatives(path: str, uid_pattern: str, also_trusted: Collection[int] = ()) -> list[str]:
     """Return the paths of the existing alternatives of trusted users, sorted.
 
     *uid_pattern* is a regular expression for the user id in the name.

@@ -248,7 +248,7 @@ def report_on(
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration as text in the largest unit of which it has at least two, such as `40 s`, `2 min` or `3 h`."""
+    """Return a duration as text, such as `40 s`, `2 min` or `3 h`. The unit is the largest in which the number is at least 2, or seconds."""
     if seconds < 120:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

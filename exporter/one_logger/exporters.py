@@ -236,18 +236,18 @@ class FileExporter(BaseJsonExporter):
         """
         process = RECORDER.process.identity()
         self._path = expand_path(self._pattern, process.run, process.rank)
-        with self._export_errors():
+        with self._os_errors_as_export_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.touch()
         super().initialize()
 
     def _write(self, json_dict: dict[str, Any]) -> None:
         line = json.dumps(json_dict, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-        with self._export_errors():
+        with self._os_errors_as_export_errors():
             self._file.append(self._path, line)
 
     @contextmanager
-    def _export_errors(self) -> Iterator[None]:
+    def _os_errors_as_export_errors(self) -> Iterator[None]:
         """Raise an OSError of the file as an ExportError."""
         try:
             yield

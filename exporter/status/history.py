@@ -372,16 +372,16 @@ def _none_for_nan(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def _increase(first: float | None, last: float | None) -> float | None:
+def _increase_between(first: float | None, last: float | None) -> float | None:
     """Return the increase from the first to the last number, or None if a number is missing or the counter was reset."""
     return None if first is None or last is None or last < first else last - first
 
 
-def _rate(first: TrackPoint, last: TrackPoint) -> float | None:
+def _rate_between(first: TrackPoint, last: TrackPoint) -> float | None:
     """Return the increase between two points, divided by the increase of the second number; None if either is unknown or was reset."""
     increase, divisor = (
-        _increase(first.number, last.number),
-        _increase(first.second_number, last.second_number),
+        _increase_between(first.number, last.number),
+        _increase_between(first.second_number, last.second_number),
     )
     return None if increase is None or not divisor else increase / divisor
 
@@ -391,12 +391,14 @@ def _rates(points: Sequence[TrackPoint], seconds: float) -> list[tuple[float, fl
     line: list[tuple[float, float | None]] = []
     start = 0  # index of the point from which the rate of the current point is computed; never before the last gap or reset
     for index, point in enumerate(points):
-        if point.number is None or (index and _increase(points[index - 1].number, point.number) is None):
+        if point.number is None or (
+            index and _increase_between(points[index - 1].number, point.number) is None
+        ):
             start = index
         while start < index - 1 and points[start].monotonic_seconds < point.monotonic_seconds - seconds:
             start += 1
         if index:
-            line.append((point.unix_seconds, _rate(points[start], point) if start < index else None))
+            line.append((point.unix_seconds, _rate_between(points[start], point) if start < index else None))
     return line
 
 

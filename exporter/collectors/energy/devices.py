@@ -200,7 +200,7 @@ def _find_meters(root: Path) -> list[PowerMeter]:
 
 
 def _find_registers(root: Path, idle_watts: float | None, collected: Collected) -> list[RaplZone]:
-    """Return the RAPL registers of the packages and of their memory. A register that several drivers show is that of the preferred driver."""
+    """Return the RAPL registers of the packages and of their memory. If several drivers show a register, return it once, of the preferred driver."""
     matches = [match for match in map(_ZONE.fullmatch, list_directory(root)) if match]
     matches.sort(
         key=lambda match: (

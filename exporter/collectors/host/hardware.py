@@ -1,4 +1,4 @@
-"""Number of CPUs: of the machine, and of those that the exporter may use."""
+"""Number of CPUs: all CPUs of the machine, and the CPUs that the exporter may use."""
 
 from __future__ import annotations
 

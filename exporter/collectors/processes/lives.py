@@ -50,7 +50,7 @@ class ProcessLives:
             for pid in pids:
                 previous = self._lives.get(pid)
                 if previous is None or previous.ended_at is not None:
-                    self._add(pid, previous)
+                    self._record_start(pid, previous)
                 elif pid not in self._waiting_pids and _start_time(pid) is None:
                     self._lives[pid] = replace(previous, ended_at=now)
             for pid, life in list(self._lives.items()):
@@ -68,7 +68,7 @@ class ProcessLives:
         if waiter is not None:
             waiter.stop()
 
-    def _add(self, pid: int, previous: ProcessLife | None) -> None:
+    def _record_start(self, pid: int, previous: ProcessLife | None) -> None:
         """Record the start of a process, and wait for the exit if the kernel permits. Does nothing for the process of *previous*."""
         start = _start_time(pid)
         if start is None or (

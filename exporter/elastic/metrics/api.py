@@ -114,10 +114,10 @@ class MetricStream:
         if handlers:
             data = MetricData(time(), group, metric_name, metric_value)
             for handler in handlers:
-                _call(handler, data)
+                _deliver(handler, data)
 
 
-def _call(handler: MetricHandler, data: MetricData) -> None:
+def _deliver(handler: MetricHandler, data: MetricData) -> None:
     """Deliver a value to a handler. Exceptions are counted. A handler does not receive values that it publishes itself."""
     active_handlers: set[int] = _thread_state.__dict__.setdefault("active_handlers", set())
     if id(handler) in active_handlers:

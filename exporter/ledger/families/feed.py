@@ -51,7 +51,7 @@ DROPPED = FamilySpec(
     source="feed of the process, ledger",
     details=(
         "The reasons of `training_stat_rejected_samples_total`.",
-        "`overflow`: a buffer was full when it was read. The count is that of reads.",
+        "`overflow`: a buffer was full when it was read. Counts reads.",
         "`write_failed`: a snapshot could not be written.",
         "`too_large`: a Stat was omitted, because the snapshot exceeds the size limit.",
         "`memory`: a Stat was omitted, because of the sidecar's memory limit.",
@@ -79,7 +79,7 @@ REJECTED = FamilySpec(
         "`capture`: a tensor during graph capture.",
         "`backlog`: too many copies of tensors.",
         "`thread_ended`: the thread or the process ended before the copy was read.",
-        ("`overflow`: the buffer was full when it was read. The count is that of reads, not of samples."),
+        "`overflow`: the buffer was full when it was read. Counts reads, not samples.",
     ),
 )
 CONFLICTS = FamilySpec(

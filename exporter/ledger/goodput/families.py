@@ -115,7 +115,7 @@ RESTARTS = FamilySpec(
     help="Attempts after the first, by the reason for the end of the previous attempt.",
     absent=_ABSENT,
     source="see training_interruptions_total",
-    details=("The reasons are those of `training_interruptions_total`.",),
+    details=("The label `reason` has the values of `training_interruptions_total`.",),
 )
 INTERRUPTIONS = FamilySpec(
     name="training_interruptions_total",

@@ -8,7 +8,7 @@ from exporter.status.condition import Condition, Match
 from exporter.status.formatting import duration
 from exporter.status.view import View
 
-# Range of the ratio between an energy counter and the integral of the power, outside of which the counter is suspect.
+# An energy counter is suspect if its ratio to the integral of the power is outside of this range.
 MIN_RATIO = 0.8
 MAX_RATIO = 1.25
 RANGE_SECONDS = 3600.0

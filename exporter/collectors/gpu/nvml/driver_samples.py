@@ -75,14 +75,14 @@ class SampleIntegral:
             earliest_time = wall_microseconds - self._max_gap_microseconds
             return [(time, value) for time, value in new_samples if time > earliest_time]
         for time, value in new_samples:
-            newest = self._add(newest, time, value)
+            newest = self._integrate(newest, time, value)
         if instantaneous is not None and wall_microseconds - newest > _MAX_DELAY_MICROSECONDS:
-            newest = self._add(newest, wall_microseconds, instantaneous)
+            newest = self._integrate(newest, wall_microseconds, instantaneous)
             new_samples.append((wall_microseconds, instantaneous))
         self.newest_microseconds = newest
         return new_samples
 
-    def _add(self, previous_time: int, time: int, value: float) -> int:
+    def _integrate(self, previous_time: int, time: int, value: float) -> int:
         """Integrate a value since the previous sample, unless the gap is too long. Return the time of the new sample."""
         microseconds = time - previous_time
         if microseconds <= self._max_gap_microseconds:
@@ -133,7 +133,7 @@ class DriverSamples:
         readings.set_value(BUSY, None if new_samples is None else self._totals[BUSY])
 
     def end_utilization(self) -> float:
-        """Return the seconds of which the utilization samples have counted the busy time since the last call.
+        """Return the seconds since the last call for which the utilization samples have counted the busy time.
 
         The time of the last sample is discarded, because the performance counters count the busy time from now on.
         """

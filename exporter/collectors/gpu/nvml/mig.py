@@ -49,7 +49,7 @@ class Mig:
         previous_uuids = self.uuids()
         # NVML returns the current mode, and the mode after the next reset.
         mode = self._device.query("mig_mode", "nvmlDeviceGetMigMode", convert=lambda modes: flag(modes[0]))
-        self._instances = list(self._list_instances()) if mode else []
+        self._instances = list(self._readable_instances()) if mode else []
         self.is_outdated = False
         if self.uuids() != previous_uuids:  # the samples may be of GPU instances that no longer exist
             self._sm_activity.clear()
@@ -74,8 +74,8 @@ class Mig:
         """Return the UUIDs of the MIG devices."""
         return [str(instance.labels["uuid"]) for instance in self._instances]
 
-    def _list_instances(self) -> Iterator[ListedInstance]:
-        """Yield the MIG devices whose ids are readable. NVML numbers possible devices, of which some do not exist."""
+    def _readable_instances(self) -> Iterator[ListedInstance]:
+        """Yield the MIG devices whose ids are readable. NVML numbers all possible devices, and some of them do not exist."""
         device = self._device
         max_count = device.query("mig.max_count", "nvmlDeviceGetMaxMigDeviceCount", convert=small) or 0
         for position in range(min(max_count, _MAX_INSTANCES)):
