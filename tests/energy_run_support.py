@@ -46,7 +46,7 @@ with training.training_loop(train_iterations_start=0):
 """Job that loads a checkpoint for the seconds of its argument, and then fails."""
 
 
-class Job:
+class GpuJob:
     """Process that trains on a GPU, with its lifetime."""
 
     def __init__(
@@ -104,7 +104,7 @@ def _last_energy_pass(running: Sidecar | ContainedSidecar) -> str:
     return "" if match is None else match[1]
 
 
-def hold(fake: FakeNvml, jobs: Sequence[Job], gpus: range | None = None) -> None:
+def hold(fake: FakeNvml, jobs: Sequence[GpuJob], gpus: range | None = None) -> None:
     """Let NVML list the processes of jobs on GPUs, by default each process on all GPUs."""
     fake.hold(*((job.process.pid, gpu) for job in jobs for gpu in gpus or range(fake.count)))
 

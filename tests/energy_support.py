@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from ledger_support import Clock, Page, Sidecar
+from ledger_support import Clock, Page, SimulatedSidecar
 
 from exporter.collectors.energy.rapl import RaplCollector
 from exporter.collectors.job import EnergyReading, GpuProcessUse, MachineUse, RunUse
@@ -173,7 +173,7 @@ class SidecarNode(EnergyNode):
     """Machine whose job is observed by a complete sidecar."""
 
     def __init__(self, directory: Path) -> None:
-        self.sidecar = Sidecar(directory)
+        self.sidecar = SimulatedSidecar(directory)
         self.sidecar.collector.gpus = Gpus(use=self.gpu_use, readings=self.readings)
         super().__init__(directory, clock=self.sidecar.clock, state=self.sidecar.state)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import serve_support
-from ledger_support import Page, Sidecar, make_process, make_snapshot
+from ledger_support import Page, SimulatedSidecar, make_process, make_snapshot
 from prometheus_client.parser import text_string_to_metric_families
 from waiting import wait_until
 
@@ -141,7 +141,7 @@ class MonitoredJob:
 
     def __init__(
         self,
-        sidecar: Sidecar,
+        sidecar: SimulatedSidecar,
         simulated: SimulatedJob | None = None,
         *,
         run: str = "r",

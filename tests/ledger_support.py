@@ -140,7 +140,7 @@ class Clock:
         self.monotonic += seconds
 
 
-class Sidecar:
+class SimulatedSidecar:
     """Ledger of a feed. `restart` simulates SIGKILL and a new start."""
 
     def __init__(self, directory: Path, feed: MemoryFeed | None = None, clock: Clock | None = None) -> None:

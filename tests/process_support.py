@@ -121,7 +121,7 @@ class Proc:
 
 
 @dataclass
-class SimulatedJob:
+class JobOnProc:
     """Job on a simulated /proc, with its processes in the feed and on GPUs, and the collector."""
 
     proc: Proc

@@ -43,7 +43,7 @@ from exporter.web.http import Limits
 from exporter.web.server import Server
 
 
-class Page:
+class SyntheticPage:
     """Page of *series* synthetic series, whose rendering can be delayed or blocked."""
 
     def __init__(self, series: int) -> None:
@@ -63,7 +63,7 @@ class Page:
         return ("# TYPE load gauge\n" + "\n".join(lines) + "\n" + end).encode()
 
 
-def endpoints_of(page: Page) -> list[Endpoint]:
+def endpoints_of(page: SyntheticPage) -> list[Endpoint]:
     """Return the endpoints that serve a page of synthetic series."""
     return [MetricsEndpoint(page.render), HealthEndpoint(), ReadinessEndpoint()]
 
@@ -87,7 +87,7 @@ def main() -> None:
     if "max_memory_bytes" in options:
         gc.set_threshold(10_000, 20, 20)  # the thresholds of the sidecar, on which its memory depends
         resource.setrlimit(resource.RLIMIT_AS, (options["max_memory_bytes"],) * 2)
-    page = Page(options.get("series", 2000))
+    page = SyntheticPage(options.get("series", 2000))
     web_config = options.get("web_config")
     server = Server(
         endpoints_of(page),

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ledger_support import START
 from places import DATA
-from process_support import IO_TEMPLATE, FakeProcess, Proc, SimulatedJob, labels_of
+from process_support import IO_TEMPLATE, FakeProcess, JobOnProc, Proc, labels_of
 
 from exporter.collectors.job import MAX_EXITED_RUNS, GpuProcessUse, JobProcess
 from exporter.collectors.processes.memory import ProcessMemoryCollector
@@ -33,7 +33,7 @@ LOADER_LABELS = ("r", "0", "dataloader")
 
 @pytest.fixture(autouse=True)
 def procfs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore psutil's path of /proc after each test, because SimulatedJob changes it."""
+    """Restore psutil's path of /proc after each test, because JobOnProc changes it."""
     monkeypatch.setattr(psutil, "PROCFS_PATH", "/proc")
 
 
@@ -43,9 +43,9 @@ def proc(tmp_path: Path) -> Proc:
 
 
 @pytest.fixture
-def job(proc: Proc) -> SimulatedJob:
+def job(proc: Proc) -> JobOnProc:
     """Return a job with a single rank, whose trainer is process 100."""
-    job = SimulatedJob(proc)
+    job = JobOnProc(proc)
     job.add_recording(proc.add(FakeProcess(100)))
     return job
 
@@ -62,7 +62,7 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     other_rank = proc.add(FakeProcess(200, user_seconds=7.0))
     agent = proc.add(FakeProcess(50, command="torchrun\0"))
     trainer.parent = other_rank.parent = 50
-    job = SimulatedJob(proc)
+    job = JobOnProc(proc)
     for process, rank in ((trainer, 0), (other_rank, 1), (agent, None)):
         job.add_recording(process, rank=rank)
     job.gpus = [
@@ -79,7 +79,7 @@ def test_a_rank_with_workers_gives_the_expected_exposition(proc: Proc) -> None:
     assert_golden(text_of([*collected, *memory]), DATA / "processes.metrics")
 
 
-def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> None:
+def test_a_restarted_rank_continues_counting(job: JobOnProc, proc: Proc) -> None:
     proc.processes[100].user_seconds = 50.0
     job.collect()
     job.end_recording()
@@ -92,9 +92,7 @@ def test_a_restarted_rank_continues_counting(job: SimulatedJob, proc: Proc) -> N
     assert value_of(collected_after_restart, "training_process_up", "r", "0") == 1
 
 
-def test_the_io_of_an_ended_worker_is_not_counted_again_with_its_parent(
-    job: SimulatedJob, proc: Proc
-) -> None:
+def test_the_io_of_an_ended_worker_is_not_counted_again_with_its_parent(job: JobOnProc, proc: Proc) -> None:
     trainer, worker = proc.processes[100], proc.add(worker_process(110))
     job.collect()
     worker.read_bytes += 1_000_000
@@ -111,7 +109,7 @@ def test_the_io_of_an_ended_worker_is_not_counted_again_with_its_parent(
 
 
 def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
-    job: SimulatedJob, proc: Proc
+    job: JobOnProc, proc: Proc
 ) -> None:
     proc.processes[100].cpus = None  # gVisor
     collected = job.collect()
@@ -124,7 +122,7 @@ def test_a_kernel_without_a_list_of_allowed_cpus_in_the_status_allows_all_cpus(
 
 @pytest.mark.parametrize("io", [None, ""], ids=["no file", "an empty file"])
 def test_a_kernel_without_io_accounting_affects_only_the_io(
-    job: SimulatedJob, proc: Proc, io: str | None
+    job: JobOnProc, proc: Proc, io: str | None
 ) -> None:
     proc.processes[100].io = io
     collected = job.collect()
@@ -136,7 +134,7 @@ def test_a_kernel_without_io_accounting_affects_only_the_io(
 
 
 def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
-    job: SimulatedJob, proc: Proc
+    job: JobOnProc, proc: Proc
 ) -> None:
     trainer = proc.processes[100]
     trainer.io = IO_TEMPLATE.replace("rchar", "char")  # gVisor until March 2026
@@ -149,7 +147,7 @@ def test_the_io_is_read_where_the_kernel_names_the_read_characters_differently(
 
 
 def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
-    job: SimulatedJob, proc: Proc
+    job: JobOnProc, proc: Proc
 ) -> None:
     trainer = proc.processes[100]
     trainer.user_seconds = 50.0
@@ -167,9 +165,7 @@ def test_a_process_that_changes_the_run_moves_with_its_workers_and_counts_once(
     assert value_of(collected, INSTANCES, "second", "0", "dataloader") == 1
 
 
-def test_another_process_with_the_same_pid_is_not_the_recording_process(
-    job: SimulatedJob, proc: Proc
-) -> None:
+def test_another_process_with_the_same_pid_is_not_the_recording_process(job: JobOnProc, proc: Proc) -> None:
     for pid, rank in ((200, 1), (31_000, 2)):
         job.add_recording(proc.add(FakeProcess(pid, namespace_pid=7 if pid == 31_000 else None)), rank=rank)
     proc.processes[100].started_at += 3600.0  # started after the recording
@@ -180,7 +176,7 @@ def test_another_process_with_the_same_pid_is_not_the_recording_process(
     assert labels_of(job.collect(), INSTANCES) == [("r", "2", "trainer")]
 
 
-def test_a_process_stays_visible_when_the_clock_is_set(job: SimulatedJob, proc: Proc) -> None:
+def test_a_process_stays_visible_when_the_clock_is_set(job: JobOnProc, proc: Proc) -> None:
     job.collect()
     proc.wall += 7200.0
     proc.add(worker_process(110))
@@ -192,7 +188,7 @@ def test_a_process_stays_visible_when_the_clock_is_set(job: SimulatedJob, proc: 
     assert collected.unsupported == []
 
 
-def test_a_process_in_an_invisible_namespace_is_only_up(job: SimulatedJob) -> None:
+def test_a_process_in_an_invisible_namespace_is_only_up(job: JobOnProc) -> None:
     job.processes[0] = replace(job.processes[0], pid=None)
     collected = job.collect()
 
@@ -201,7 +197,7 @@ def test_a_process_in_an_invisible_namespace_is_only_up(job: SimulatedJob) -> No
     assert "pid namespace" in collected.unsupported[0]
 
 
-def test_workers_that_outlive_their_trainer_stay_members(job: SimulatedJob, proc: Proc) -> None:
+def test_workers_that_outlive_their_trainer_stay_members(job: JobOnProc, proc: Proc) -> None:
     proc.add(worker_process(110))
     job.collect()
     job.end_recording()
@@ -209,7 +205,7 @@ def test_workers_that_outlive_their_trainer_stay_members(job: SimulatedJob, proc
     assert value_of(job.collect(), INSTANCES, *LOADER_LABELS) == 1
 
 
-def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) -> None:
+def test_a_forked_child_without_exec_is_a_worker(job: JobOnProc, proc: Proc) -> None:
     spawn_command = "python\0-c\0from multiprocessing.spawn import spawn_main\0"
     forkserver_command = "python\0-c\0from multiprocessing.forkserver import main\0"
     proc.add(FakeProcess(110, parent=100))
@@ -223,7 +219,7 @@ def test_a_forked_child_without_exec_is_a_worker(job: SimulatedJob, proc: Proc) 
     assert value_of(collected, INSTANCES, "r", "0", "other") == 2
 
 
-def test_a_child_is_classified_only_after_it_had_time_to_exec(job: SimulatedJob, proc: Proc) -> None:
+def test_a_child_is_classified_only_after_it_had_time_to_exec(job: JobOnProc, proc: Proc) -> None:
     child = proc.add(FakeProcess(110, parent=100, started_at=proc.wall + 4.9, user_seconds=0.25))
     collected_before_exec = job.collect()
     child.command = "nvidia-smi\0"
@@ -233,7 +229,7 @@ def test_a_child_is_classified_only_after_it_had_time_to_exec(job: SimulatedJob,
     assert value_of(collected_after_exec, CPU_SECONDS, "r", "0", "other", "user") == 0.25
 
 
-def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: SimulatedJob, proc: Proc) -> None:
+def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: JobOnProc, proc: Proc) -> None:
     proc.add(FakeProcess(999_999, parent=100))
     proc.add(FakeProcess(120, parent=999_999))
 
@@ -241,7 +237,7 @@ def test_the_exporter_is_not_a_process_of_the_job_that_started_it(job: Simulated
 
 
 def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
-    job = SimulatedJob(proc)
+    job = JobOnProc(proc)
     job.add_recording(proc.add(worker_process(110, started_at=proc.wall - 20)))
     job.add_recording(proc.add(FakeProcess(100)))
     collected = job.collect()
@@ -254,7 +250,7 @@ def test_a_worker_that_records_is_a_worker(proc: Proc) -> None:
 @pytest.mark.parametrize("name", ["stat", "status", "statm", "io"])
 @pytest.mark.parametrize("content", ["garbage", "1 (x) Q -1 " + "x " * 60, "9" * 5000])
 def test_garbage_affects_only_its_process_and_names_it(
-    job: SimulatedJob, proc: Proc, name: str, content: str
+    job: JobOnProc, proc: Proc, name: str, content: str
 ) -> None:
     job.add_recording(proc.add(FakeProcess(200, user_seconds=7.0)), rank=1)
     job.collect()
@@ -267,7 +263,7 @@ def test_garbage_affects_only_its_process_and_names_it(
     assert all("100" in message for _, message in collected.problems)
 
 
-def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> None:
+def test_the_series_of_an_ended_run_linger_and_disappear(job: JobOnProc) -> None:
     job.collect()
     job.end_recording()
     job.collect()
@@ -280,7 +276,7 @@ def test_the_series_of_an_ended_run_linger_and_disappear(job: SimulatedJob) -> N
     assert after_linger == Collected()
 
 
-def test_the_processes_of_the_runs_that_ended_last_are_shown(job: SimulatedJob, proc: Proc) -> None:
+def test_the_processes_of_the_runs_that_ended_last_are_shown(job: JobOnProc, proc: Proc) -> None:
     for number in range(MAX_EXITED_RUNS + 5):
         identity = job.processes[0].identity.replace(run=f"run-{number:02}")
         job.processes[0] = replace(job.processes[0], identity=identity)
@@ -316,7 +312,7 @@ def test_no_counter_decreases_in_any_sequence_of_events(
     tmp_path: Path, events: list[tuple[str, int, float]]
 ) -> None:
     proc = Proc(tmp_path / "proc")
-    job = SimulatedJob(proc)
+    job = JobOnProc(proc)
     job.add_recording(proc.add(FakeProcess(100)))
     previous = counters(job.collect())
     for event, index, amount in events:
@@ -343,7 +339,7 @@ def test_no_counter_decreases_in_any_sequence_of_events(
         previous = current
 
 
-def test_cpu_time_before_the_sidecar_started_is_no_increase(job: SimulatedJob, proc: Proc) -> None:
+def test_cpu_time_before_the_sidecar_started_is_no_increase(job: JobOnProc, proc: Proc) -> None:
     trainer = proc.processes[100]
     trainer.started_at, trainer.user_seconds = START - 3600.0, 500.0
     job.processes[0] = replace(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from ledger_support import Clock, Sidecar, make_process, make_snapshot
+from ledger_support import Clock, SimulatedSidecar, make_process, make_snapshot
 from prometheus_client.core import Metric
 from rules_support import RULES, needs_promtool, promtool, rules, selectors, write_alert_rules
 from training_support import SimulatedTraining
@@ -66,7 +66,7 @@ class Rank:
             self.job.enter(block_kind, self.time)
         self.is_stuck = True
 
-    def publish(self, sidecar: Sidecar, now: float) -> None:
+    def publish(self, sidecar: SimulatedSidecar, now: float) -> None:
         self.sequence += 1
         readings = self.job.publish(now)
         snapshot = make_snapshot(self.process, *readings, sequence=self.sequence, written=now)
@@ -84,7 +84,7 @@ class Simulation:
 
     def __init__(self, directory: Path, healthy_scrapes: int) -> None:
         self.healthy_scrapes = healthy_scrapes
-        self.sidecar = Sidecar(directory, clock=Clock(wall=1.0))
+        self.sidecar = SimulatedSidecar(directory, clock=Clock(wall=1.0))
         self.ranks = [Rank(make_process(rank=rank, started=1.0).replace(trains=True), 1.0) for rank in (0, 1)]
         self.job_is_alive = True
         self.exporter_is_up = True

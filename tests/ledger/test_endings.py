@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
-from ledger_support import Page, Sidecar, make_definition, make_process, make_reading
+from ledger_support import Page, SimulatedSidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.endings import ExitEvidence
@@ -21,11 +21,11 @@ WALL_SECONDS = 4.0 + 5.0
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
-def trained_job(sidecar: Sidecar) -> MonitoredJob:
+def trained_job(sidecar: SimulatedSidecar) -> MonitoredJob:
     """Return a job of the launch. The sidecar has read five steps; no checkpoint was saved."""
     simulated_job: SimulatedJob = job_in_loop()
     simulated_job.train(5)
@@ -39,16 +39,16 @@ def state_of(page: Page) -> str:
     return next(state for state in STATES if page.get("training_run_state", run="r", state=state) == 1)
 
 
-def set_evidence(sidecar: Sidecar, *ends: ProcessEnd, launches: Sequence[str] = ()) -> None:
+def set_evidence(sidecar: SimulatedSidecar, *ends: ProcessEnd, launches: Sequence[str] = ()) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends), launches=lambda: set(launches))
 
 
-def launch_end(sidecar: Sidecar, status: int) -> ProcessEnd:
+def launch_end(sidecar: SimulatedSidecar, status: int) -> ProcessEnd:
     """Return an exit of the launch, whose run name differs from the name of the job's run."""
     return ProcessEnd(sidecar.directory, 99, status, sidecar.clock.wall, run="another name", launch=LAUNCH)
 
 
-def test_no_work_is_committed_while_the_launch_is_running(sidecar: Sidecar) -> None:
+def test_no_work_is_committed_while_the_launch_is_running(sidecar: SimulatedSidecar) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.write(final=True)
@@ -65,7 +65,7 @@ def test_no_work_is_committed_while_the_launch_is_running(sidecar: Sidecar) -> N
     [(0, True, "finished", 5), (0, False, "finished", 5), (3, True, "failed", 0), (-15, False, "stopped", 0)],
 )
 def test_the_exit_status_of_the_launch_decides_for_a_run_with_a_different_name(
-    sidecar: Sidecar, status: int, is_final: bool, final_state: str, productive_seconds: float
+    sidecar: SimulatedSidecar, status: int, is_final: bool, final_state: str, productive_seconds: float
 ) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
@@ -79,7 +79,9 @@ def test_the_exit_status_of_the_launch_decides_for_a_run_with_a_different_name(
     assert bool(counts_by_reason(page)) == (productive_seconds == 0)
 
 
-def test_a_launch_that_fails_ten_minutes_after_the_run_leaves_the_run_finished(sidecar: Sidecar) -> None:
+def test_a_launch_that_fails_ten_minutes_after_the_run_leaves_the_run_finished(
+    sidecar: SimulatedSidecar,
+) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.write(final=True)
@@ -93,7 +95,7 @@ def test_a_launch_that_fails_ten_minutes_after_the_run_leaves_the_run_finished(s
     assert training_value(later_page, "productive_seconds_total") == 5
 
 
-def evaluation_job(sidecar: Sidecar) -> MonitoredJob:
+def evaluation_job(sidecar: SimulatedSidecar) -> MonitoredJob:
     """Return a later process of the same launch that validates and does not train."""
     evaluation = MonitoredJob(sidecar, SimulatedJob())
     evaluation.process = evaluation.process.replace(launch=LAUNCH)
@@ -102,7 +104,9 @@ def evaluation_job(sidecar: Sidecar) -> MonitoredJob:
     return evaluation
 
 
-def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(sidecar: Sidecar) -> None:
+def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(
+    sidecar: SimulatedSidecar,
+) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.write(final=True)
@@ -122,7 +126,7 @@ def test_an_evaluation_after_the_training_changes_neither_state_nor_goodput(side
     assert counts_by_reason(pages[-1]) == {}
 
 
-def test_a_process_that_trains_after_a_failed_attempt_is_the_next_attempt(sidecar: Sidecar) -> None:
+def test_a_process_that_trains_after_a_failed_attempt_is_the_next_attempt(sidecar: SimulatedSidecar) -> None:
     training = trained_job(sidecar)
     set_evidence(sidecar, launches=[LAUNCH])
     training.kill()
@@ -137,7 +141,7 @@ def test_a_process_that_trains_after_a_failed_attempt_is_the_next_attempt(sideca
 
 
 def test_a_process_that_torchrun_restarts_is_an_interruption_without_productive_time(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     agent = make_process(rank=None, role="agent", started=sidecar.clock.wall)
     sidecar.record_loss(agent, 1)
@@ -152,7 +156,9 @@ def test_a_process_that_torchrun_restarts_is_an_interruption_without_productive_
     assert training_value(page, "productive_seconds_total") == 0
 
 
-def test_an_exited_run_keeps_the_wall_time_and_the_step_and_drops_the_last_loss(sidecar: Sidecar) -> None:
+def test_an_exited_run_keeps_the_wall_time_and_the_step_and_drops_the_last_loss(
+    sidecar: SimulatedSidecar,
+) -> None:
     training = trained_job(sidecar)
     gauges = [
         make_reading(

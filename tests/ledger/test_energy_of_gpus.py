@@ -13,7 +13,7 @@ from energy_run_support import (
     CRASHING_JOB,
     SECOND_GPU,
     WATTS,
-    Job,
+    GpuJob,
     energy_flag,
     joules,
     start_fake_nvml,
@@ -48,7 +48,7 @@ def test_two_runs_share_a_gpu_and_a_third_run_uses_two_gpus(
     fake = start_fake_nvml(tmp_path, monkeypatch, count=3)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        jobs = [Job(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c")]
+        jobs = [GpuJob(tmp_path, run, TRAINING_SECONDS) for run in ("a", "b", "c")]
         a_pid, b_pid, c_pid = (job.process.pid for job in jobs)
         fake.hold((a_pid, 0), (b_pid, 0), (c_pid, 1), (c_pid, 2))
         lifetimes = [job.wait() for job in jobs]
@@ -68,7 +68,7 @@ def test_a_run_on_eight_gpus_loses_at_most_the_energy_of_the_downtime_of_the_sid
     fake = start_fake_nvml(tmp_path, monkeypatch, count=8)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: running.page.count("gpu_energy_joules_total{") == 8)
-        ranks = [Job(tmp_path, "a", 600, rank) for rank in range(8)]
+        ranks = [GpuJob(tmp_path, "a", 600, rank) for rank in range(8)]
         fake.hold(*((rank.process.pid, gpu) for gpu, rank in enumerate(ranks)))
         registration_seconds = time.monotonic() - ranks[0].started_at
         wait_until(lambda: share_sum(running) == 8.0)
@@ -100,7 +100,7 @@ def test_without_a_process_list_a_run_is_attributed_energy_by_the_gpu_in_the_fee
     fake.fail(*(f"nvmlDeviceGetComputeRunningProcesses_v{version} -1 3 0 1e12" for version in (2, 3)))
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=SECOND_GPU)
+        job = GpuJob(tmp_path, "a", 4.0, code=CRASHING_JOB, CUDA_VISIBLE_DEVICES=SECOND_GPU)
         lifetime_seconds = job.wait()
         (run_joules,) = wait_for_final_joules(running, "a")
         load_joules = joules(running, "training_phase_energy_joules_total", "a", 'phase="checkpoint_load"')
@@ -117,7 +117,7 @@ def test_a_sidecar_in_another_pid_namespace_finds_the_gpu_of_a_run_in_its_feed(
     fake.draw(100.0, WATTS)
     with sidecar_in_namespaces(tmp_path, tmp_path / "feed") as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", TRAINING_SECONDS, CUDA_VISIBLE_DEVICES="1")
+        job = GpuJob(tmp_path, "a", TRAINING_SECONDS, CUDA_VISIBLE_DEVICES="1")
         fake.hold((job.process.pid, 1))  # a pid that the sidecar does not know
         lifetime_seconds = job.wait()
         (run_joules,) = wait_for_final_joules(running, "a")
@@ -134,7 +134,7 @@ def test_the_energy_of_an_attempt_without_a_known_gpu_is_a_gap(
     )
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", 0.2, code=CRASHING_JOB)
+        job = GpuJob(tmp_path, "a", 0.2, code=CRASHING_JOB)
         lifetime_seconds = job.wait()
         wait_until(lambda: running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') is not None)
         gap_joules = running.sample(f'{gap_series_prefix}reason="process_not_listed"}}') or 0.0

@@ -9,7 +9,7 @@ import pytest
 from energy_run_support import (
     CRASHING_JOB,
     WATTS,
-    Job,
+    GpuJob,
     energy_flag,
     hold,
     idle_watts,
@@ -31,7 +31,7 @@ def test_a_run_is_attributed_the_energy_of_its_whole_lifetime(
     fake = start_fake_nvml(tmp_path, monkeypatch)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        job = Job(tmp_path, "a", 60 if is_killed else 10)
+        job = GpuJob(tmp_path, "a", 60 if is_killed else 10)
         hold(fake, [job])
         if is_killed:
             time.sleep(13)
@@ -50,10 +50,10 @@ def test_an_attempt_of_two_seconds_is_attributed_its_energy_and_cause(
     fake = start_fake_nvml(tmp_path, monkeypatch)
     with sidecar(tmp_path, energy_flag(tmp_path)) as running:
         wait_until(lambda: "gpu_energy_joules_total{" in running.page)
-        crashing_job = Job(tmp_path, "a", 1.5, code=CRASHING_JOB)
+        crashing_job = GpuJob(tmp_path, "a", 1.5, code=CRASHING_JOB)
         hold(fake, [crashing_job])
         crash_seconds = crashing_job.wait()
-        next_attempt = Job(tmp_path, "a", 10)
+        next_attempt = GpuJob(tmp_path, "a", 10)
         hold(fake, [next_attempt])
         lifetime_seconds = crash_seconds + next_attempt.wait()
         (run_joules,) = wait_for_final_joules(running, "a")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from goodput_support import MonitoredJob, counts_by_reason, job_in_loop
-from ledger_support import Clock, Sidecar
+from ledger_support import Clock, SimulatedSidecar
 
 from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.attempt import MachineIdentity
@@ -38,7 +38,7 @@ def reasons_after_end(
         oom_kills: Counts of OOM kills that the kernel reports, one for each reading.
     """
     directory.mkdir(exist_ok=True)
-    sidecar, counts = Sidecar(directory), iter(oom_kills)
+    sidecar, counts = SimulatedSidecar(directory), iter(oom_kills)
     ends = [] if status is None else [ProcessEnd(directory, pid, status, Clock().wall + 6.0)]
     sidecar.collector.endings.evidence = ExitEvidence(lambda: next(counts, None), lambda: ends)
     rank_0 = MonitoredJob(sidecar, job_in_loop())
@@ -65,7 +65,7 @@ def test_a_silently_killed_rank_is_the_cause_of_errors_in_other_ranks(tmp_path: 
 def test_a_silently_killed_rank_is_the_cause_although_the_sidecar_restarts_before_the_other_ranks_exit(
     tmp_path: Path,
 ) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     rank_0 = MonitoredJob(sidecar, job_in_loop())
     rank_0.simulated.hold(0.5)
     peer = MonitoredJob(sidecar, rank=1, simulated=job_in_loop())
@@ -126,7 +126,7 @@ def test_a_normal_exit_is_accepted_unless_the_exit_status_contradicts(tmp_path: 
 def test_processes_that_exited_at_a_reboot_have_the_reason_host(
     tmp_path: Path, boot: str, expected: str
 ) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     sidecar.collector.endings.evidence = ExitEvidence(machine=MachineIdentity("node", "boot-1"))
     MonitoredJob(sidecar, job_in_loop()).write_and_collect()
     sidecar.feed.files.clear()

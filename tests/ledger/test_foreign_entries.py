@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ledger_support import Page, Sidecar, make_process
+from ledger_support import Page, SimulatedSidecar, make_process
 from users_support import NOBODY, without_privileges
 
 from exporter.feed import runs
@@ -58,7 +58,7 @@ def test_totals_survive_a_restart_despite_a_foreign_ledger_directory(
 ) -> None:
     for name in occupied_names:
         occupy(shared_directory / name, is_directory=True)
-    sidecar = Sidecar(shared_directory)
+    sidecar = SimulatedSidecar(shared_directory)
     sidecar.record_loss(make_process(), 3)
     page = sidecar.collect()
     sidecar.feed.files.clear()  # only the ledger's state still has the samples
@@ -90,7 +90,7 @@ def test_a_foreign_owner_lock_does_not_prevent_ownership(
 
 def test_totals_continue_after_the_foreign_ledger_is_removed(shared_directory: Path) -> None:
     occupy(shared_directory / "ledger", is_directory=True)
-    sidecar = Sidecar(shared_directory)
+    sidecar = SimulatedSidecar(shared_directory)
     sidecar.record_loss(make_process(), 3)
     sidecar.collect()
     sidecar.feed.files.clear()  # only the ledger's state still has the samples

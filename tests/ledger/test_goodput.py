@@ -16,7 +16,7 @@ from goodput_support import (
     job_in_loop,
     training_value,
 )
-from ledger_support import Sidecar
+from ledger_support import SimulatedSidecar
 from places import PROJECT
 
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
@@ -27,12 +27,12 @@ RESTART_DELAY_SECONDS = 4.5
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
 @pytest.fixture
-def run_killed_at_step_100(sidecar: Sidecar) -> None:
+def run_killed_at_step_100(sidecar: SimulatedSidecar) -> None:
     """Save at step 90 and kill the job after step 100, half a second into the next step and 0.25 s after the last flush."""
     first_attempt = MonitoredJob(sidecar, job_in_loop())
     first_attempt.simulated.train(90)
@@ -45,7 +45,7 @@ def run_killed_at_step_100(sidecar: Sidecar) -> None:
 
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
-def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None:
+def test_repeated_work_after_a_save_is_productive_once(sidecar: SimulatedSidecar) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(50))
     next_attempt.simulated.train(50)
     next_attempt.simulated.save(1.0)
@@ -59,7 +59,7 @@ def test_repeated_work_after_a_save_is_productive_once(sidecar: Sidecar) -> None
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_latest_save(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(0, load_seconds=1.0))
     next_attempt.simulated.train(10)
@@ -71,7 +71,7 @@ def test_a_run_that_loads_a_checkpoint_and_counts_from_zero_continues_from_the_l
 
 
 @pytest.mark.usefixtures("run_killed_at_step_100")
-def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: Sidecar) -> None:
+def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: SimulatedSidecar) -> None:
     next_attempt = MonitoredJob(sidecar, job_in_loop(0))
     next_attempt.simulated.inferred_loop = True
     next_attempt.simulated.train(3)
@@ -86,7 +86,7 @@ def test_a_warm_up_does_not_decide_the_position_of_a_resumed_training(sidecar: S
 
 
 @pytest.mark.parametrize("tag", ["", "s"], ids=["by-run", "by-tag"])
-def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: Sidecar, tag: str) -> None:
+def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: SimulatedSidecar, tag: str) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     first_attempt.simulated.train(10)
     first_attempt.finish()
@@ -110,7 +110,7 @@ def test_only_a_session_tag_joins_launches_after_a_normal_end(sidecar: Sidecar, 
 )
 @pytest.mark.usefixtures("run_killed_at_step_100")
 def test_task_identity_a_day_after_a_crash_depends_on_the_start_step_and_the_load(
-    sidecar: Sidecar, first_step: int, load_seconds: float, is_same_task: bool
+    sidecar: SimulatedSidecar, first_step: int, load_seconds: float, is_same_task: bool
 ) -> None:
     sidecar.clock.advance(DAY_SECONDS)
     page = MonitoredJob(sidecar, job_in_loop(first_step, load_seconds=load_seconds)).write_and_collect()
@@ -125,7 +125,7 @@ def test_task_identity_a_day_after_a_crash_depends_on_the_start_step_and_the_loa
 
 @pytest.mark.parametrize(("held_seconds", "cause"), [(400.0, "hang"), (200.0, "lost_progress")])
 def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
-    sidecar: Sidecar, held_seconds: float, cause: str
+    sidecar: SimulatedSidecar, held_seconds: float, cause: str
 ) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
     attempt.simulated.train(3)
@@ -136,7 +136,7 @@ def test_an_open_step_at_the_end_is_a_hang_or_lost_work_by_its_length(
 
 
 def test_the_time_until_a_kill_is_noticed_is_downtime_and_not_time_of_the_open_phase(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     job = MonitoredJob(sidecar, job_in_loop())
     job.simulated.train(3)
@@ -157,7 +157,7 @@ def test_the_time_until_a_kill_is_noticed_is_downtime_and_not_time_of_the_open_p
     check_seconds_add_up(next_page)
 
 
-def test_the_worked_example_of_the_documentation_is_true(sidecar: Sidecar) -> None:
+def test_the_worked_example_of_the_documentation_is_true(sidecar: SimulatedSidecar) -> None:
     document = (PROJECT / "docs" / "goodput.md").read_text(encoding="utf-8")
     first_attempt = MonitoredJob(sidecar, job_in_loop(init_seconds=20.0))
     for steps in (30, 30, 30, 10):

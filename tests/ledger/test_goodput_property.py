@@ -9,7 +9,7 @@ from pathlib import Path
 from goodput_support import MonitoredJob, SimulatedJob, check_seconds_add_up, job_in_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_support import Page, Sidecar
+from ledger_support import Page, SimulatedSidecar
 
 from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.accounting import BADPUT_CAUSES
@@ -40,7 +40,7 @@ class SimulatedRun:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.sidecar = Sidecar(directory)
+        self.sidecar = SimulatedSidecar(directory)
         self.ends: list[ProcessEnd] = []
         self.launches = {LAUNCH}
         self.process: MonitoredJob | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ledger_support import Sidecar, make_process
+from ledger_support import SimulatedSidecar, make_process
 
 RANK_0_LABELS = {"run": "r", "rank": "0"}
 
@@ -53,7 +53,7 @@ def remove_content(path: Path) -> None:
 def test_an_unusable_state_file_is_moved_aside_counted_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], is_alive: bool
 ) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     process = make_process()
     sidecar.record_loss(process, 3, alive=is_alive)
     sidecar.collect()

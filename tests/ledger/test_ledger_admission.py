@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import START, Page, Sidecar, make_definition, make_process, make_reading, make_snapshot
+from ledger_support import (
+    START,
+    Page,
+    SimulatedSidecar,
+    make_definition,
+    make_process,
+    make_reading,
+    make_snapshot,
+)
 
 from exporter.families import FamilySpec
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
@@ -17,12 +25,16 @@ WINDOW = WindowReading(START - 60, START, 1, {Aggregation.MEAN: 0.5})
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
 def record_stats(
-    sidecar: Sidecar, rank: int, *definitions: StatDefinition, sequence: int = 1, started_at: float = START
+    sidecar: SimulatedSidecar,
+    rank: int,
+    *definitions: StatDefinition,
+    sequence: int = 1,
+    started_at: float = START,
 ) -> None:
     """Let the process of a rank publish these Stats, each with rank + 1 samples."""
     process = make_process(rank=rank, id=f"{rank:032x}", started=started_at + rank)
@@ -47,7 +59,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize(("accepted", "conflicting"), CONFLICTS.values(), ids=CONFLICTS)
 def test_the_definition_of_the_process_that_started_first_wins_and_the_other_is_counted(
-    sidecar: Sidecar, accepted: StatDefinition, conflicting: StatDefinition
+    sidecar: SimulatedSidecar, accepted: StatDefinition, conflicting: StatDefinition
 ) -> None:
     record_stats(sidecar, 1, conflicting)
     record_stats(sidecar, 0, accepted)
@@ -64,7 +76,7 @@ def test_the_definition_of_the_process_that_started_first_wins_and_the_other_is_
     assert dropped_readings(page, 0) is None
 
 
-def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
+def test_a_family_owner_keeps_the_family(sidecar: SimulatedSidecar) -> None:
     record_stats(sidecar, 1, make_definition("a", buckets=(1.0,)))
     sidecar.collect()
     record_stats(sidecar, 0, make_definition("a", buckets=(2.0,)))
@@ -74,7 +86,7 @@ def test_a_family_owner_keeps_the_family(sidecar: Sidecar) -> None:
     assert page.count("a", run="r", rank="0") is None
 
 
-def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -> None:
+def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: SimulatedSidecar) -> None:
     record_stats(sidecar, 0, make_definition("a", buckets=(1.0,)))
     record_stats(sidecar, 1, make_definition("a", buckets=(2.0,)))
     sidecar.collect()
@@ -87,7 +99,7 @@ def test_a_family_passes_with_its_totals_when_the_owner_ends(sidecar: Sidecar) -
     assert page.count("a", run="r", rank="0") is None, "the series of the ended owner still have the family"
 
 
-def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidecar) -> None:
+def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: SimulatedSidecar) -> None:
     record_stats(sidecar, 0, make_definition("a", help="First."))
     record_stats(sidecar, 1, make_definition("a", help="Second."))
     page = sidecar.collect()
@@ -96,7 +108,7 @@ def test_differing_help_texts_are_accepted_and_the_first_is_shown(sidecar: Sidec
     assert len(page.all("a_count")) == 2
 
 
-def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> None:
+def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: SimulatedSidecar) -> None:
     record_stats(sidecar, 0, make_definition("a", labels=(("split", "dev"),)), make_definition("a"))
     record_stats(sidecar, 1, make_definition("a", labels=(("data", "x"), ("split", "dev"))))
     page = sidecar.collect()
@@ -106,7 +118,9 @@ def test_a_family_has_the_union_of_the_labels_of_its_stats(sidecar: Sidecar) -> 
     assert page.count("a", run="r", rank="1", data="x", split="dev") == 2
 
 
-def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(sidecar: Sidecar) -> None:
+def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
+    sidecar: SimulatedSidecar,
+) -> None:
     record_stats(sidecar, 0, make_definition("a.b"), make_definition("a_b"))
     page = sidecar.collect()
 
@@ -126,7 +140,9 @@ def test_two_stats_of_one_process_that_become_one_series_are_not_both_published(
     ],
     ids=lambda definition: definition.name,
 )
-def test_reserved_names_are_refused_and_counted(sidecar: Sidecar, definition: StatDefinition) -> None:
+def test_reserved_names_are_refused_and_counted(
+    sidecar: SimulatedSidecar, definition: StatDefinition
+) -> None:
     record_stats(sidecar, 0, definition, make_definition("good"))
     page = sidecar.collect_after(1)
 
@@ -163,7 +179,7 @@ def complete_snapshot(process: ProcessIdentity, sample: float) -> Snapshot:
     return make_snapshot(process, *readings)
 
 
-def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> None:
+def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: SimulatedSidecar) -> None:
     for rank in (3, 0, 1):
         sidecar.feed.publish(complete_snapshot(make_process(rank=rank), 1.0 + rank))
     page = sidecar.collect()
@@ -179,7 +195,7 @@ def test_a_family_without_a_rank_label_comes_from_rank_0(sidecar: Sidecar) -> No
     assert page.get("training_steps_total", run="r", rank="3", mode="x") == 4.0
 
 
-def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: Sidecar) -> None:
+def test_a_second_process_of_rank_0_does_not_report_for_the_run(sidecar: SimulatedSidecar) -> None:
     sidecar.feed.publish(complete_snapshot(make_process(), 1.0))
     sidecar.collect()
     sidecar.feed.publish(complete_snapshot(make_process(), 2.0))
@@ -195,7 +211,9 @@ def reading_with(definition: StatDefinition, **changes: object) -> StatReading:
 
 
 @pytest.mark.parametrize("changes", [{"kind": "counter"}, {"labels": ()}, {"unit": "seconds"}])
-def test_a_stat_that_imitates_a_run_family_is_refused(sidecar: Sidecar, changes: dict[str, object]) -> None:
+def test_a_stat_that_imitates_a_run_family_is_refused(
+    sidecar: SimulatedSidecar, changes: dict[str, object]
+) -> None:
     loss = next(spec for spec in TRAINING_FAMILIES.values() if spec.name == "training_loss")
     sidecar.feed.publish(make_snapshot(make_process(), reading_with(definition_of(loss), **changes)))
     page = sidecar.collect()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from goodput_support import MonitoredJob
-from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
+from ledger_support import START, SimulatedSidecar, make_definition, make_process, make_reading, make_snapshot
 from waiting import PATIENCE
 
 from exporter.collectors.job import MAX_EXITED_RUNS
@@ -27,7 +27,7 @@ AGGREGATIONS = (Aggregation.MEAN, Aggregation.MIN, Aggregation.MAX, Aggregation.
 RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
-def play_short_run(sidecar: Sidecar, run: str, stat: str, *, pause_seconds: float = 600.0) -> None:
+def play_short_run(sidecar: SimulatedSidecar, run: str, stat: str, *, pause_seconds: float = 600.0) -> None:
     """Play a short run with a uniquely named Stat, and pause."""
     job = MonitoredJob(sidecar, run=run)
     job.simulated.start_loop(0)
@@ -39,7 +39,7 @@ def play_short_run(sidecar: Sidecar, run: str, stat: str, *, pause_seconds: floa
     sidecar.clock.advance(pause_seconds)
 
 
-def count_objects_in_memory(sidecar: Sidecar) -> int:
+def count_objects_in_memory(sidecar: SimulatedSidecar) -> int:
     """Return the number of objects that the ledger keeps for processes, ranks, families, sessions and runs."""
     collector = sidecar.collector
     containers: tuple[Sized, ...] = (
@@ -59,7 +59,7 @@ def count_objects_in_memory(sidecar: Sidecar) -> int:
 def test_memory_time_and_files_stay_flat_over_hundreds_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     monkeypatch.setattr(store, "MAX_FILES", 80)
     sidecar.collector._linger_seconds = 20.0
     object_counts, cpu_seconds, file_counts = [], [], []
@@ -80,7 +80,7 @@ def test_many_short_runs_displace_no_running_run_and_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_FILES", 40)
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     running_job = MonitoredJob(sidecar, run="running")
     object_counts = []
     run_count = 3 * MAX_EXITED_RUNS
@@ -98,14 +98,14 @@ def test_many_short_runs_displace_no_running_run_and_are_forgotten(
     assert len(list((tmp_path / "ledger").glob("*.ledger"))) < 2 * 40
 
 
-def count_after_restart_of_rank(sidecar: Sidecar, started_at: float = START + 50) -> object:
+def count_after_restart_of_rank(sidecar: SimulatedSidecar, started_at: float = START + 50) -> object:
     """Record one sample in a new process of rank 0 and return the total of the rank."""
     sidecar.record_loss(make_process(started=started_at), 1)
     return sidecar.collect_after(1.0).count("loss", **RANK_0_LABELS)
 
 
 def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     process = make_process()
     sidecar.record_loss(process, 3, alive=False)
     sidecar.collect()
@@ -122,7 +122,7 @@ def test_a_file_damaged_at_runtime_removes_nothing_from_memory(tmp_path: Path) -
 
 @pytest.mark.parametrize("missing_bytes", [0, 20], ids=["whole", "damaged"])
 def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, missing_bytes: int) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     for rank in (0, 1):
         sidecar.record_loss(make_process(rank=rank), 3 + rank, alive=False)
     sidecar.collect()
@@ -140,7 +140,7 @@ def test_a_copied_state_file_affects_only_the_replaced_rank(tmp_path: Path, miss
 
 
 def test_a_removed_state_directory_is_written_again_from_memory(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     process = make_process()
     for sequence in (1, 2):
         sidecar.record_loss(process, sequence, sequence=sequence)
@@ -184,7 +184,7 @@ def test_stats_beyond_the_cap_are_dropped_and_counted(tmp_path: Path, processes:
 
 
 def test_a_full_page_has_the_totals_of_all_stats_before_any_window_gauge(tmp_path: Path) -> None:
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     window = WindowReading(START - 60, START, 1, dict.fromkeys([Aggregation.MEAN, Aggregation.MAX], 1.0))
     readings = [make_reading(make_definition(f"stat{index}"), [0.5], window=window) for index in range(100)]
     sidecar.feed.publish(make_snapshot(make_process(), *readings))

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 from collectors_support import UPDATE_GOLDEN_FILES
-from ledger_support import START, Page, Sidecar, make_definition, make_process, make_reading, make_snapshot
+from ledger_support import (
+    START,
+    Page,
+    SimulatedSidecar,
+    make_definition,
+    make_process,
+    make_reading,
+    make_snapshot,
+)
 from places import DATA
 
 from exporter.exposition.negotiation import Format
@@ -34,8 +42,8 @@ ALL_SERIES = TOTAL_SERIES | {MEAN_SERIES, SAMPLES_SERIES}
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
 def published_series(page: Page) -> set[str]:
@@ -43,7 +51,9 @@ def published_series(page: Page) -> set[str]:
 
 
 @pytest.mark.parametrize("window", [EMPTY_WINDOW, None])
-def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: WindowReading | None) -> None:
+def test_a_window_without_samples_has_no_aggregates(
+    sidecar: SimulatedSidecar, window: WindowReading | None
+) -> None:
     sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=window)))
     page = sidecar.collect()
 
@@ -52,7 +62,7 @@ def test_a_window_without_samples_has_no_aggregates(sidecar: Sidecar, window: Wi
 
 
 def test_totals_of_a_dead_rank_linger_for_15_minutes_and_return_with_a_restart(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25])))
@@ -74,7 +84,7 @@ def test_totals_of_a_dead_rank_linger_for_15_minutes_and_return_with_a_restart(
     assert sidecar.collect_after(1000).get(COUNT_SERIES, **RANK_0_LABELS) == 2
 
 
-def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) -> None:
+def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: SimulatedSidecar) -> None:
     process = make_process()
     snapshot = make_snapshot(process, make_reading(STEP_STAT, [0.25], window=WINDOW), written=START + 1)
     sidecar.feed.publish(snapshot, age_seconds=9.9)
@@ -90,7 +100,7 @@ def test_a_stopped_process_has_a_last_update_and_no_windows(sidecar: Sidecar) ->
     assert published_series(sidecar.collect_after(1)) == ALL_SERIES
 
 
-def test_windows_of_a_process_that_cannot_write_are_absent_immediately(sidecar: Sidecar) -> None:
+def test_windows_of_a_process_that_cannot_write_are_absent_immediately(sidecar: SimulatedSidecar) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25, 0.75], window=WINDOW)))
     sidecar.feed.files[process.id] = replace(sidecar.feed.files[process.id], is_outdated=True)
@@ -98,21 +108,23 @@ def test_windows_of_a_process_that_cannot_write_are_absent_immediately(sidecar: 
     assert published_series(sidecar.collect()) == TOTAL_SERIES
 
 
-def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: Sidecar) -> None:
+def test_a_writer_with_a_long_interval_is_not_stale_between_writes(sidecar: SimulatedSidecar) -> None:
     snapshot = make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=WINDOW))
     sidecar.feed.publish(snapshot.replace(flush_seconds=30.0), age_seconds=80.0)
 
     assert published_series(sidecar.collect()) == ALL_SERIES
 
 
-def test_a_time_window_without_its_successor_is_absent(sidecar: Sidecar) -> None:
+def test_a_time_window_without_its_successor_is_absent(sidecar: SimulatedSidecar) -> None:
     sidecar.feed.publish(make_snapshot(make_process(), make_reading(STEP_STAT, [0.25], window=WINDOW)))
 
     assert published_series(sidecar.collect_after(68)) == ALL_SERIES
     assert published_series(sidecar.collect_after(3)) == TOTAL_SERIES
 
 
-def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds(sidecar: Sidecar) -> None:
+def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds(
+    sidecar: SimulatedSidecar,
+) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process, make_reading(STEP_STAT, [0.25])))
     sidecar.collect()
@@ -125,7 +137,7 @@ def test_a_process_whose_file_becomes_unreadable_is_alive_for_a_few_more_seconds
 
 
 def test_a_missing_feed_is_logged_once_after_a_minute(
-    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+    sidecar: SimulatedSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     sidecar.collect()
@@ -146,7 +158,7 @@ GOLDEN = DATA / "ledger.metrics"
 
 
 @pytest.fixture
-def small_job_page(sidecar: Sidecar) -> str:
+def small_job_page(sidecar: SimulatedSidecar) -> str:
     """Return the page of two ranks and an agent, with all types of families. Rank 1 was restarted and has two workers."""
     histogram = make_definition(
         "train.step", Aggregation.MEAN, unit="seconds", buckets=(0.1, 1.0), help="Time per step."

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from ledger_support import (
     MemoryFeed,
     Page,
-    Sidecar,
+    SimulatedSidecar,
     make_definition,
     make_process,
     make_reading,
@@ -85,7 +85,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="ledger-"))
         self.feed = KillingFeed()
-        self.sidecar = Sidecar(self.directory, self.feed)
+        self.sidecar = SimulatedSidecar(self.directory, self.feed)
         self.all_processes: list[RecordedProcess] = []
         self.highest_values: dict[tuple[object, ...], float] = {}
         self.is_state_broken = False

@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, job_in_loop, training_value
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger_support import START, Sidecar, make_definition, make_process, make_reading, make_snapshot
+from ledger_support import START, SimulatedSidecar, make_definition, make_process, make_reading, make_snapshot
 
 from exporter.families import DistributionSample
 from exporter.ledger import ranks
@@ -24,12 +24,12 @@ RANK_0_LABELS = {"run": "r", "rank": "0"}
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
 def test_a_process_that_returns_after_its_totals_joined_the_base_is_refused_and_logged(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     returning_process = make_process()
     sidecar.record_loss(returning_process, 5)
@@ -48,7 +48,7 @@ def test_a_process_that_returns_after_its_totals_joined_the_base_is_refused_and_
     assert returning_process.id in sidecar.feed.files
 
 
-def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sidecar) -> None:
+def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: SimulatedSidecar) -> None:
     sidecar.record_loss(make_process(), 5)
     sidecar.collect()
     feed_files = dict(sidecar.feed.files)
@@ -63,7 +63,7 @@ def test_a_listing_that_misses_or_repeats_a_file_changes_nothing(sidecar: Sideca
         assert page.count("loss", **RANK_0_LABELS) == 5
 
 
-def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) -> None:
+def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: SimulatedSidecar) -> None:
     ended_process = make_process()
     sidecar.record_loss(ended_process, 5)
     sidecar.collect()
@@ -75,7 +75,7 @@ def test_a_stat_not_yet_created_by_the_restarted_rank_lingers(sidecar: Sidecar) 
     assert page.get("training_feed_alive", **RANK_0_LABELS) == 1
 
 
-def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
+def test_after_a_negative_sample_the_sum_is_absent(sidecar: SimulatedSidecar) -> None:
     process = make_process()
     sidecar.record_loss(process, 2)
     pages = [sidecar.collect()]
@@ -90,7 +90,7 @@ def test_after_a_negative_sample_the_sum_is_absent(sidecar: Sidecar) -> None:
     assert [page.count("loss", **RANK_0_LABELS) for page in pages] == [2, 3, 6, 6]
 
 
-def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: Sidecar) -> None:
+def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: SimulatedSidecar) -> None:
     sums = []
     for life, (bound, sample) in enumerate([(1.0, -1.0), (5.0, 4.0), (5.0, 6.0)]):
         process = make_process(started=START + life)
@@ -104,7 +104,7 @@ def test_changed_buckets_restart_the_sum_that_a_negative_sample_ended(sidecar: S
     assert sums == [None, 4.0, 10.0]
 
 
-def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
+def test_changed_buckets_restart_the_histogram(sidecar: SimulatedSidecar) -> None:
     two_buckets, one_bucket = make_definition(buckets=(1.0, 2.0)), make_definition(buckets=(5.0,))
     lives = [
         (two_buckets, [1.5, 9.0]),
@@ -136,7 +136,7 @@ def test_changed_buckets_restart_the_histogram(sidecar: Sidecar) -> None:
 
 @pytest.mark.parametrize("writer", ["this version", "an older version"])
 def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
-    sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch, writer: str
+    sidecar: SimulatedSidecar, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     def encoded_without_exponential(slots: Mapping[int, WorkerSlot], folded_ids: Mapping[str, None]) -> bytes:
         record = json.loads(
@@ -164,7 +164,7 @@ def test_exponential_buckets_continue_over_restarts_and_older_states_are_read(
     assert distribution.distribution.exponential == ({-8: 2, 3: 1, 6: 1} if writer == "this version" else {})
 
 
-def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> None:
+def test_dropped_samples_and_events_continue_over_restarts(sidecar: SimulatedSidecar) -> None:
     for life in (1, 2):
         reading = make_reading(LOSS_STAT, [1.0], rejected={"nan": 2, "capture": 1}, overflows=3)
         snapshot = make_snapshot(make_process(started=START + life), reading, dropped={"write_failed": 4})
@@ -189,7 +189,7 @@ def test_dropped_samples_and_events_continue_over_restarts(sidecar: Sidecar) -> 
     assert page.get("training_event_last_timestamp_seconds", **event_labels) == 10.0
 
 
-def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> None:
+def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: SimulatedSidecar) -> None:
     job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
     job.simulated.train(3)
     job.write(make_reading(LOSS_STAT, [2.0] * 3))
@@ -218,7 +218,7 @@ def test_unsaved_totals_are_suppressed_and_gauges_are_not(sidecar: Sidecar) -> N
     assert sidecar.feed.files == {}
 
 
-def test_unchanged_state_is_not_written_again(sidecar: Sidecar) -> None:
+def test_unchanged_state_is_not_written_again(sidecar: SimulatedSidecar) -> None:
     sidecar.record_loss(make_process(), 3)
     sidecar.collect()
     inodes = {path: path.stat().st_ino for path in sidecar.state.directory.iterdir()}

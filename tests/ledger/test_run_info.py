@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ledger_support import Page, Sidecar, make_process, make_snapshot
+from ledger_support import Page, SimulatedSidecar, make_process, make_snapshot
 
 from exporter.collectors.job import EnergyReading, GpuProcessUse
 from exporter.feed.snapshot import ProcessIdentity, Snapshot
@@ -71,7 +71,7 @@ def page_of_processes(
     peaks: tuple[ConfiguredPeak, ...] = (),
 ) -> Page:
     """Return the page of these processes. The pid of each process is 100 plus the rank."""
-    sidecar = Sidecar(tmp_path)
+    sidecar = SimulatedSidecar(tmp_path)
     sidecar.collector.gpus = Gpus(use=lambda: uses, readings=lambda: gpus)
     sidecar.collector.sessions.options = GoodputOptions(peak_flops=peaks)
     for snapshot in snapshots:

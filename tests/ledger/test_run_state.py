@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from goodput_support import MonitoredJob, SimulatedJob, counts_by_reason, job_in_loop, training_value
-from ledger_support import Page, Sidecar, make_definition, make_process, make_reading
+from ledger_support import Page, SimulatedSidecar, make_definition, make_process, make_reading
 
 from exporter.feed.runs import ProcessEnd
 from exporter.ledger.goodput.endings import ExitEvidence
@@ -31,8 +31,8 @@ GAUGES = {
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
 def trained_simulation(steps: int = 5, seconds: float = 1.0) -> SimulatedJob:
@@ -81,7 +81,7 @@ def write_gauges_and_collect(job: MonitoredJob, **options: Any) -> Page:
 
 
 @pytest.fixture
-def running_job(sidecar: Sidecar) -> MonitoredJob:
+def running_job(sidecar: SimulatedSidecar) -> MonitoredJob:
     """Return a running job whose snapshot the sidecar has read."""
     job = MonitoredJob(sidecar, trained_simulation())
     write_gauges_and_collect(job)
@@ -92,11 +92,11 @@ def published_gauges(page: Page) -> set[str]:
     return {name for name in GAUGES if name in page.families}
 
 
-def report_ends(sidecar: Sidecar, *ends: ProcessEnd) -> None:
+def report_ends(sidecar: SimulatedSidecar, *ends: ProcessEnd) -> None:
     sidecar.collector.endings.evidence = ExitEvidence(ends=lambda: list(ends))
 
 
-def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: Sidecar) -> None:
+def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: SimulatedSidecar) -> None:
     job = MonitoredJob(sidecar, trained_simulation(0))
     initial_page = write_gauges_and_collect(job)
     job.simulated.hold(600.0)  # the first step compiles
@@ -110,7 +110,7 @@ def test_a_run_is_starting_until_the_end_of_its_first_step(sidecar: Sidecar) -> 
     ]
 
 
-def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -> None:
+def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: SimulatedSidecar) -> None:
     job = MonitoredJob(sidecar, trained_simulation())
     running_page = write_gauges_and_collect(job)
     job.simulated.hold(299.0)
@@ -131,7 +131,9 @@ def test_gauges_are_absent_during_a_hang_until_the_next_step(sidecar: Sidecar) -
     assert published_gauges(hung_page) == {"training_step"}
 
 
-def test_a_hang_starts_at_the_last_step_and_not_at_the_pass_that_read_the_step(sidecar: Sidecar) -> None:
+def test_a_hang_starts_at_the_last_step_and_not_at_the_pass_that_read_the_step(
+    sidecar: SimulatedSidecar,
+) -> None:
     job = MonitoredJob(sidecar, trained_simulation())
     write_gauges_and_collect(job)
     job.simulated.train()
@@ -147,7 +149,7 @@ def test_a_hang_starts_at_the_last_step_and_not_at_the_pass_that_read_the_step(s
 
 
 def test_a_process_that_works_after_its_training_loop_is_running(
-    sidecar: Sidecar, running_job: MonitoredJob
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
 ) -> None:
     running_job.simulated.last_progress = None  # as a process reports after the loop
     running_job.simulated.spend("other", 3600.0)
@@ -159,7 +161,7 @@ def test_a_process_that_works_after_its_training_loop_is_running(
 
 
 def test_a_process_that_is_exiting_after_its_last_snapshot_is_running(
-    sidecar: Sidecar, running_job: MonitoredJob
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
 ) -> None:
     # After the loop; the last snapshot repeats the time of the last step.
     running_job.simulated.spend("other", 3600.0)
@@ -169,7 +171,7 @@ def test_a_process_that_is_exiting_after_its_last_snapshot_is_running(
 
 
 def test_less_than_five_times_the_longest_step_is_not_a_hang_and_both_limits_are_configurable(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     job = MonitoredJob(sidecar, trained_simulation(seconds=100.0))
     write_gauges_and_collect(job)
@@ -214,7 +216,7 @@ def test_a_process_that_writes_no_snapshot_for_30_seconds_is_stalled(running_job
     ],
 )
 def test_the_exit_status_reported_by_the_run_command_survives_a_restart_of_the_sidecar(
-    sidecar: Sidecar, status: int, expected: str, reason: dict[str, str], pid: int
+    sidecar: SimulatedSidecar, status: int, expected: str, reason: dict[str, str], pid: int
 ) -> None:
     job = MonitoredJob(sidecar, trained_simulation())
     write_gauges_and_collect(job, final=status >= 0)
@@ -245,7 +247,7 @@ def test_the_exit_status_reported_by_the_run_command_survives_a_restart_of_the_s
     ],
 )
 def test_without_the_run_command_the_end_is_inferred_and_the_reason_is_labeled(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
     running_job: MonitoredJob,
     own_report: dict[str, Any],
     final: bool,
@@ -265,7 +267,7 @@ def test_without_the_run_command_the_end_is_inferred_and_the_reason_is_labeled(
 
 
 def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_user(
-    sidecar: Sidecar, running_job: MonitoredJob
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
 ) -> None:
     running_job.write(final=True, ending=Ending("KeyboardInterrupt", 1.0))
     running_job.die(1.0)
@@ -277,7 +279,7 @@ def test_a_keyboard_interrupt_outside_of_the_training_blocks_is_a_stop_by_the_us
 
 
 def test_an_exit_reported_by_the_run_command_has_its_time_and_is_decided_immediately(
-    sidecar: Sidecar, running_job: MonitoredJob
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
 ) -> None:
     exited_at = sidecar.clock.wall
     report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, exited_at))
@@ -291,7 +293,7 @@ def test_an_exit_reported_by_the_run_command_has_its_time_and_is_decided_immedia
 
 
 def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
-    sidecar: Sidecar, running_job: MonitoredJob
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
 ) -> None:
     killed_at = sidecar.clock.wall
     report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, killed_at))
@@ -306,7 +308,9 @@ def test_the_exit_of_a_killed_rank_is_published_after_its_restart(
     assert page_after_restart.get(name, **RUN_LABELS, **labels) == killed_at
 
 
-def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: MonitoredJob) -> None:
+def test_a_slightly_late_exit_status_is_accepted(
+    sidecar: SimulatedSidecar, running_job: MonitoredJob
+) -> None:
     exited_at = sidecar.clock.wall
     lost_page = running_job.die(1.0)
     report_ends(sidecar, ProcessEnd(sidecar.directory, 7, -9, exited_at))
@@ -314,7 +318,9 @@ def test_a_slightly_late_exit_status_is_accepted(sidecar: Sidecar, running_job: 
     assert [state(lost_page), state(sidecar.collect_after(1.0))] == ["ending", "failed"]
 
 
-def test_a_helper_has_no_rank_and_is_counted_once_after_it_becomes_the_trainer(sidecar: Sidecar) -> None:
+def test_a_helper_has_no_rank_and_is_counted_once_after_it_becomes_the_trainer(
+    sidecar: SimulatedSidecar,
+) -> None:
     helper = make_process(rank=None, role="helper")
     sidecar.record_loss(helper, 3)
     initial_page = sidecar.collect()
@@ -328,7 +334,7 @@ def test_a_helper_has_no_rank_and_is_counted_once_after_it_becomes_the_trainer(s
 
 
 def test_a_process_that_becomes_a_trainer_while_the_sidecar_restarts_is_counted_once(
-    sidecar: Sidecar,
+    sidecar: SimulatedSidecar,
 ) -> None:
     helper = make_process(rank=None, role="helper")
     sidecar.record_loss(helper, 3)
@@ -409,7 +415,7 @@ def test_a_new_process_of_the_run_has_its_own_start_after_a_restart_of_the_sidec
 
 
 @pytest.mark.parametrize("trainer_first", [True, False])
-def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bool) -> None:
+def test_the_process_that_trains_is_the_rank(sidecar: SimulatedSidecar, trainer_first: bool) -> None:
     wrapper = make_process(started=1.0)
     trainer = make_process(started=2.0).replace(trains=True)
     for process in (trainer, wrapper) if trainer_first else (wrapper, trainer):
@@ -426,7 +432,7 @@ def test_the_process_that_trains_is_the_rank(sidecar: Sidecar, trainer_first: bo
     ids=["two trainers", "a trainer and its helper", "generated run name"],
 )
 def test_two_trainers_of_a_rank_of_a_named_run_are_a_conflict_after_15_seconds(
-    sidecar: Sidecar, is_named: bool, second_trains: bool, conflicts: float | None
+    sidecar: SimulatedSidecar, is_named: bool, second_trains: bool, conflicts: float | None
 ) -> None:
     for trains in (True, second_trains):
         sidecar.record_loss(make_process().replace(trains=trains, run_given=is_named), 1)
@@ -440,7 +446,7 @@ def test_two_trainers_of_a_rank_of_a_named_run_are_a_conflict_after_15_seconds(
 
 @pytest.mark.parametrize(("status", "productive"), [(0, 5.0), (3, 0.0), (None, 5.0)])
 def test_work_without_a_save_is_uncommitted_and_becomes_productive_at_a_successful_exit(
-    sidecar: Sidecar, status: int | None, productive: float
+    sidecar: SimulatedSidecar, status: int | None, productive: float
 ) -> None:
     job = MonitoredJob(sidecar, trained_simulation())
     job.simulated.hold(3.0)  # 3 s of a step that never ends

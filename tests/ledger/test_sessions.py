@@ -10,7 +10,7 @@ import pytest
 from goodput_support import MonitoredJob, badput_seconds, check_seconds_add_up, job_in_loop, training_value
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger_support import Page, Sidecar, make_process, make_snapshot
+from ledger_support import Page, SimulatedSidecar, make_process, make_snapshot
 
 from exporter.ledger.goodput.endings import find_process_start
 from exporter.ledger.goodput.families import SPECS
@@ -24,11 +24,11 @@ def goodput_names(page: Page) -> set[str]:
 
 
 @pytest.fixture
-def sidecar(tmp_path: Path) -> Sidecar:
-    return Sidecar(tmp_path)
+def sidecar(tmp_path: Path) -> SimulatedSidecar:
+    return SimulatedSidecar(tmp_path)
 
 
-def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sidecar) -> None:
+def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: SimulatedSidecar) -> None:
     process = make_process()
     sidecar.feed.publish(make_snapshot(process))
     running_page = sidecar.collect()
@@ -41,7 +41,7 @@ def test_a_job_without_training_has_no_goodput_and_no_state_file(sidecar: Sideca
 
 
 def test_a_rank_read_before_rank_0_is_released_silently(
-    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+    sidecar: SimulatedSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_of_rank_1 = MonitoredJob(sidecar, job_in_loop(), rank=1)
     job_of_rank_1.write_and_collect()
@@ -67,7 +67,7 @@ def play_and_return_last_page(
     directory: Path, actions: list[tuple[str, int]], restarts: set[int], tag: str
 ) -> Page:
     """Play the actions of a task, restart the sidecar after some of them, and return the last page."""
-    sidecar = Sidecar(directory)
+    sidecar = SimulatedSidecar(directory)
     job = MonitoredJob(sidecar, job_in_loop(session_tag=tag))
     saved_step, page = 0, sidecar.collect()
     for index, (action, amount) in enumerate([*actions, ("finish", 0)]):
@@ -118,7 +118,7 @@ def test_restarts_of_the_sidecar_between_actions_change_no_goodput(
         assert actual == pytest.approx(expected), name
 
 
-def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> None:
+def test_attempts_without_a_running_sidecar_are_counted(sidecar: SimulatedSidecar) -> None:
     for first_step in (0, 10, 20):
         attempt = MonitoredJob(sidecar, job_in_loop(first_step))
         attempt.simulated.train(12)
@@ -136,7 +136,7 @@ def test_attempts_without_a_running_sidecar_are_counted(sidecar: Sidecar) -> Non
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_clock_set_back_without_a_running_sidecar_decreases_no_counter(
-    sidecar: Sidecar, is_killed: bool
+    sidecar: SimulatedSidecar, is_killed: bool
 ) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
     attempt.simulated.train(50)
@@ -177,7 +177,7 @@ sys.stdin.read()
 """Program that holds the session `s`, as a sidecar of another node, until its input closes."""
 
 
-def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: Sidecar) -> None:
+def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar: SimulatedSidecar) -> None:
     job = MonitoredJob(sidecar, job_in_loop(session_tag="s"))
     job.simulated.train(2)
     job.write()
@@ -198,7 +198,7 @@ def test_a_session_locked_by_another_sidecar_is_loaded_after_its_release(sidecar
 
 
 def test_the_first_of_two_live_processes_of_a_session_counts(
-    sidecar: Sidecar, caplog: pytest.LogCaptureFixture
+    sidecar: SimulatedSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
     counted_job = MonitoredJob(sidecar, run="a", simulated=job_in_loop(session_tag="s"))
     counted_job.write_and_collect()
@@ -213,7 +213,7 @@ def test_the_first_of_two_live_processes_of_a_session_counts(
     ]
 
 
-def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
+def test_a_late_session_tag_is_accepted(sidecar: SimulatedSidecar) -> None:
     job = MonitoredJob(sidecar)
     job.simulated.spend("init", 2.0)
     untagged_page = job.write_and_collect()
@@ -228,7 +228,7 @@ def test_a_late_session_tag_is_accepted(sidecar: Sidecar) -> None:
 # A process that has not trained may still report a session tag for 30 s. Until then, it is no attempt.
 @pytest.mark.parametrize(("duration_seconds", "attempts"), [(1.0, 2), (40.0, 3)])
 def test_an_evaluation_between_attempts_does_not_complete_the_task(
-    sidecar: Sidecar, duration_seconds: float, attempts: int
+    sidecar: SimulatedSidecar, duration_seconds: float, attempts: int
 ) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop())
     first_attempt.simulated.train(5)
@@ -250,7 +250,7 @@ def test_an_evaluation_between_attempts_does_not_complete_the_task(
     check_seconds_add_up(page)
 
 
-def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Sidecar) -> None:
+def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: SimulatedSidecar) -> None:
     first_attempt = MonitoredJob(sidecar, job_in_loop())
     first_attempt.simulated.spend("validation", 5.0)
     first_attempt.write_and_collect()
@@ -267,7 +267,7 @@ def test_a_changed_validation_option_applies_from_the_next_attempt(sidecar: Side
     assert training_value(page, "productive_seconds_total") == 10
 
 
-def test_the_time_to_the_first_step_is_per_attempt(sidecar: Sidecar) -> None:
+def test_the_time_to_the_first_step_is_per_attempt(sidecar: SimulatedSidecar) -> None:
     attempt = MonitoredJob(sidecar, job_in_loop())
     initial_page = attempt.write_and_collect()
     attempt.simulated.train(3)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from energy_support import EnergyNode, gpu_reading
-from ledger_support import Clock, Sidecar
+from ledger_support import Clock, SimulatedSidecar
 
 from exporter.collectors.job import EnergyReading
 from exporter.ledger.goodput import accounting
@@ -32,7 +32,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_totals_and_goodput_continue(directory: Path) -> None:
-    sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
+    sidecar = SimulatedSidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
     pages = [sidecar.collect_after(1.0) for _ in range(6)]
     page = pages[-1]
 
@@ -87,11 +87,11 @@ def test_the_state_without_a_cause_is_published(directory: Path) -> None:
         changed_content = state_file.content.replace(b'"hang":0.0,', b"").replace(
             b'"unknown":0', b'"newer":2'
         )
-        sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
+        sidecar = SimulatedSidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
         sidecar.state.claim(state_file.key)
         sidecar.state.save(state_file.key, changed_content)
         sidecar.state.close()
-    sidecar = Sidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
+    sidecar = SimulatedSidecar(directory, clock=Clock(SAVED_AT.wall + 1.0, SAVED_AT.monotonic + 1.0))
     pages = [sidecar.collect_after(1.0) for _ in range(6)]
     page = pages[-1]
 
