@@ -272,11 +272,13 @@ _DEVICES_OF_OTHER_RUNS = (
     f" unless on (instance, device) {DEVICES_OF_RUNS})"
 )
 """PromQL for the devices whose energy, in the time range, only runs that are not selected were charged for."""
+_DEVICE_LABELS = "instance, component, device, index, source, name"
 _READ_DEVICES = (
-    "(max by (instance, component, device, index, source, name) (last_over_time(exporter_energy_source_info{@energy_node}[$__range]))"
-    f" unless on (instance, device) {_DEVICES_OF_OTHER_RUNS})"
+    f"(max by ({_DEVICE_LABELS}) (exporter_energy_source_info{{@energy_node}}) unless on (instance, device) {_DEVICES_OF_OTHER_RUNS}"
+    f" or on (instance, device) max by ({_DEVICE_LABELS}) (last_over_time(exporter_energy_source_info{{@energy_node}}[$__range]))"
+    f" and on (instance, device) {DEVICES_OF_RUNS})"
 )
-"""PromQL for the devices of the nodes in the time range, without those of other runs."""
+"""PromQL for the devices of the nodes, without those of other runs; without a current sample only the devices of the selected runs."""
 
 
 def _reading_quality_by_device() -> str:

@@ -799,8 +799,10 @@ def test_lost_devices_and_devices_with_gaps_are_above_suspect_devices_and_have_g
         )
 
 
-def test_a_device_whose_exporter_is_down_has_an_unknown_reading(tmp_path: Path) -> None:
-    down = {name: values.replace("x60", "x20 stale") for name, values in read_gpus("a", "n2", (0,)).items()}
+def test_a_device_of_a_run_whose_exporter_is_down_has_an_unknown_reading(tmp_path: Path) -> None:
+    free_gpu = 'instance="n2",device="n2-u9",component="gpu",index="9",measured="true"'
+    series = read_gpus("a", "n2", (0,)) | {f"exporter_energy_source_info{{{free_gpu}}}": "1x60"}
+    down = {name: values.replace("x60", "x20 stale") for name, values in series.items()}
     unknown = {'{instance="n2",device="n2-u0"}': ReadingQuality.UNKNOWN}
 
     assert_panel(tmp_path, "training-energy", "Source of each number", down, unknown, column="Reading")
