@@ -150,7 +150,7 @@ def headline(view: View, findings: Sequence[Finding], starts: FindingStarts) -> 
     if urgent_findings and warning_count:
         warnings = f", and {warning_count} warning{'s' if warning_count > 1 else ''}"
     runs = frozenset().union(*(subject.runs for subject in subjects))
-    details = [", ".join(subject.title for subject in subjects)]
+    details = [f"affected: {', '.join(subject.title for subject in subjects)}"]
     details += [f"the affected runs cost {amount} on this node" for amount in hourly_cost_texts(view, runs)]
     return Headline(f"{count} {noun}{since}{warnings}", _sentence("; ".join(details)), bool(urgent_findings))
 

@@ -20,7 +20,7 @@ from exporter.status.attention import FindingStarts, finding_groups, headline, n
 from exporter.status.conditions import CONDITIONS, findings
 from exporter.status.elements import COLOR_COUNT, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.formatting import duration, share
-from exporter.status.runs import run_section
+from exporter.status.runs import run_sections
 from exporter.status.sections import (
     collectors_fold,
     gpus_section,
@@ -136,7 +136,7 @@ def render(view: View, starts: FindingStarts) -> bytes:
         hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.samples.value("exporter_series"),
         cost=node_cost_text(view),
-        runs=[run_section(view, run) for run in [*view.runs.values()][:MAX_ROWS]],
+        runs=run_sections(view),
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),
         gpus=gpus_section(view, page_findings) if view.gpus else None,

@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from exporter.status.samples import SampleIndex
+from exporter.status.samples import Labels, SampleIndex
 
 POINT_SECONDS = 10.0
 """Interval of the points."""
@@ -147,6 +147,7 @@ class History:
         self._times: deque[PassTime] = deque(maxlen=max_points)
         self._tracks: dict[TrackKey, array[float]] = {}  # a number for each time, NaN for a gap
         self._holders: dict[str, frozenset[RankOfRun]] = {}  # by GPU UUID
+        self._gpu_labels: dict[str, Labels] = {}  # last labels of `gpu_info`, by GPU UUID
 
     def is_due(self, monotonic_now: float) -> bool:
         """Return True if the next point is due."""
@@ -162,6 +163,12 @@ class History:
 
         Above `MAX_TRACKS`, tracks without a current number are removed first, and further new tracks are not recorded.
         """
+        # Replaced as a whole, because requests read the labels on other threads. A lost GPU has no `gpu_info`.
+        known_gpus = {labels["uuid"] for labels, _ in samples.select("gpu_up")}
+        current = {labels["uuid"]: labels for labels, _ in samples.select("gpu_info")}
+        self._gpu_labels = {
+            uuid: labels for uuid, labels in self._gpu_labels.items() if uuid in known_gpus
+        } | current
         point: dict[TrackKey, float] = {}
         for track, value in _tracks(samples):
             if track in point or len(point) < MAX_TRACKS:
@@ -185,6 +192,10 @@ class History:
     def find_last_holders(self, uuid: str) -> frozenset[RankOfRun]:
         """Return the ranks that used a GPU last."""
         return self._holders.get(uuid, frozenset())
+
+    def find_gpu_labels(self, uuid: str) -> Labels:
+        """Return the last known labels of a GPU's `gpu_info`, such as its model, serial number and PCI address."""
+        return self._gpu_labels.get(uuid, {})
 
     def list_owners(self, track: str) -> list[tuple[str, ...]]:
         """Return the owners of the tracks with a name, as tuples of label values."""

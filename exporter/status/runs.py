@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from exporter.status.attention import hourly_cost_texts, total_costs
 from exporter.status.conditions.runs import unsaved_steps_text
 from exporter.status.elements import (
+    MAX_ROWS,
     BarSegment,
     Figure,
     Plot,
@@ -58,6 +59,7 @@ class RunSection:
     """Content of a run's section."""
 
     name: str
+    is_folded: bool  # True for an ended run beside other runs: the page shows one line
     badges: RichText
     facts: tuple[tuple[str, str], ...]  # pairs of name and text
     progress: RunProgress | None
@@ -68,11 +70,21 @@ class RunSection:
     plots: list[Plot]
 
 
+def run_sections(view: View) -> list[RunSection]:
+    """Return the sections of the runs: live runs by name, then ended runs, the latest end first."""
+    runs = sorted(
+        view.runs.values(),
+        key=lambda run: (run.is_ended, -(run.state_since or run.failed_at or 0.0) if run.is_ended else 0.0),
+    )
+    return [run_section(view, run) for run in runs[:MAX_ROWS]]
+
+
 def run_section(view: View, run: Run) -> RunSection:
     """Return the section of a run, without rates and loss if they are not current."""
     info = next((labels for labels, _ in view.samples.select("training_run_info", run=run.name)), {})
     return RunSection(
         name=run.name,
+        is_folded=run.is_ended and len(view.runs) > 1,
         badges=tuple(_badges(view, run)),
         facts=tuple((key, fact) for key, fact in info.items() if key != "run" and fact),
         progress=_progress(view, run),
@@ -87,7 +99,8 @@ def run_section(view: View, run: Run) -> RunSection:
 def _badges(view: View, run: Run) -> list[StyledText]:
     """Return the badges for the state, a late step, the attempt and the reporting ranks of a run."""
     now, attempt = view.exporter.now, view.samples.value("training_attempt", run=run.name)
-    state_style = "warn" if run.last_step_before_delay is not None else _STATE_STYLES.get(run.state, "good")
+    has_warning = run.last_step_before_delay is not None or run.has_finished_early
+    state_style = "warn" if has_warning else _STATE_STYLES.get(run.state, "good")
     badges = [StyledText(run.state, state_style)] if run.state else []
     if not run.state and run.is_ended and run.failed_at is not None:
         badges = [StyledText("ended early", "bad"), StyledText(age(run.failed_at, now), "dim")]
@@ -95,6 +108,8 @@ def _badges(view: View, run: Run) -> list[StyledText]:
         seconds = max(0.0, now - run.state_since)
         is_over = run.is_ended and run.state != "ending"
         badges.append(StyledText(age(run.state_since, now) if is_over else f"for {duration(seconds)}", "dim"))
+    if run.has_finished_early:
+        badges.append(StyledText("before its target", "warn"))
     if run.last_step_before_delay is not None:
         badges.append(StyledText(f"no step for {duration(now - run.last_step_before_delay)}", "warn"))
     if attempt is not None and attempt > 1:
@@ -243,6 +258,8 @@ def _unsaved_seconds(view: View, run: Run) -> float | None:
 
 def _unsaved_work(view: View, run: Run) -> list[Figure]:
     """Return the work that no save covers: at risk while the run lives, and lost after a crash unless a save was not reported."""
+    if run.state == "finished":
+        return _later_steps(view, run)
     seconds = _unsaved_seconds(view, run)
     if seconds is None:
         return []
@@ -260,6 +277,16 @@ def _unsaved_work(view: View, run: Run) -> list[Figure]:
         f"{ratio * amount:,.2f} {currency}" for currency, amount in total_costs(view, {run.name}).items()
     ]
     return figure(name, styled(text, style), *filter(None, [unsaved_steps_text(view, run.name)]), *notes)
+
+
+def _later_steps(view: View, run: Run) -> list[Figure]:
+    """Return the steps of a finished run that no reported checkpoint contains; no figure without such steps or without a save."""
+    step = view.samples.value("training_step", run=run.name)
+    saved_step = view.samples.value("training_checkpoint_last_step", run=run.name)
+    if step is None or saved_step is None or step <= saved_step:
+        return []
+    note = f"after step {saved_step:,.0f}, in no reported checkpoint"
+    return figure("steps after the last save", styled(f"{step - saved_step:,.0f}", "warn"), note)
 
 
 def _lost_time(view: View, run: Run) -> list[Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -137,7 +138,8 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
         name = _FAULTS.get(finding.condition.alert_name)
         if name and finding.is_urgent:
             faults.setdefault(finding.match.subject[0], []).append(name.format(*finding.match.subject))
-    names = {labels["uuid"]: labels.get("name", "") for labels, _ in view.samples.select("gpu_info")}
+    names = {gpu.uuid: view.history.find_gpu_labels(gpu.uuid).get("name", "") for gpu in view.gpus}
+    names |= {labels["uuid"]: labels.get("name", "") for labels, _ in view.samples.select("gpu_info")}
     models = {names.get(gpu.uuid, "") for gpu in view.gpus}
     has_several_runs = len({rank.run for rank in view.ranks}) > 1
     colors = {gpu.uuid: index for index, gpu in enumerate(view.gpus)}
@@ -159,6 +161,7 @@ def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:
             "model": styled(names.get(gpu.uuid, "")) if len(models) > 1 else (),
             "rank": styled(", ".join(holders)),
             "state": _gpu_state(gpu, faults.get(gpu.uuid, ())),
+            "MIG": styled(_mig_text(view.samples, gpu.uuid)),
             "busy": value_or_dash(value("gpu_utilization_ratio"), share),
             "tensor cores": value_or_dash(value("gpu_tensor_activity_ratio"), share),
             "memory": value_or_dash(used, size) + of_total,
@@ -194,8 +197,15 @@ def _gpu_state(gpu: Gpu, faults: Sequence[str]) -> RichText:
     state = StyledText("lost", "bad")
     if gpu.is_up:
         state = StyledText("up", "" if faults or gpu.throttled_ratio else "good")
-    throttled = styled(f"throttled {share(gpu.throttled_ratio)}", "warn") if gpu.throttled_ratio else ()
+    text = f"throttled {share(gpu.throttled_ratio or 0.0)} ({gpu.throttling_reason})"
+    throttled = styled(text, "warn") if gpu.throttled_ratio else ()
     return (state, *styled(", ".join(faults), "bad"), *throttled)
+
+
+def _mig_text(samples: SampleIndex, uuid: str) -> str:
+    """Return the number of MIG devices of a GPU by profile, such as "2 of 3g.40gb"; "" without MIG devices."""
+    counts = Counter(labels.get("profile", "") for labels, _ in samples.select("gpu_mig_info", uuid=uuid))
+    return ", ".join(f"{count} of {profile}" for profile, count in sorted(counts.items()))
 
 
 def _fullest_filesystem(samples: SampleIndex) -> FilesystemUse | None:

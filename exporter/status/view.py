@@ -136,6 +136,7 @@ class Run:
     # Unix time of the last completed step if the next step is late; otherwise None
     last_step_before_delay: float | None = None
 
+    has_finished_early: bool = False  # True if the run finished before its step target
     # Time in which a run in a phase of work has finished no step, although a step is overdue: neither work nor badput, because the step
     # may still finish. 0 if no step is overdue, and once the run counts as hung.
     undecided_seconds: float = 0.0
@@ -209,8 +210,9 @@ class Gpu:
     index: str
     uuid: str
     is_up: bool
-    # largest share of the last minute with throttling for a thermal or power reason; the reasons overlap
+    # largest share of the last minute with throttling for a thermal or power reason, with the reason; the reasons overlap
     throttled_ratio: float | None
+    throttling_reason: str
     holders: frozenset[RankOfRun]  # ranks that use the GPU now
     last_holders: frozenset[RankOfRun]  # `holders`, or the last known holders
 
@@ -293,6 +295,9 @@ def _run(name: str, samples: SampleIndex, history: History, ranks: Sequence[Rank
         last_step_before_delay=_last_step_before_delay(name, samples, own_ranks, now)
         if state == "running"
         else None,
+        has_finished_early=state == "finished"
+        and (samples.value("training_step", run=name) or 0.0)
+        < (samples.value("training_step_target", run=name) or 0.0),
         undecided_seconds=_undecided_seconds(name, samples, own_ranks, now) if state == "running" else 0.0,
     )
 
@@ -370,14 +375,18 @@ def _gpu(
         shares = samples.select("training_energy_share_ratio", component="gpu", device=uuid)
         holders = {(owner.get("run", ""), "") for owner, ratio in shares if ratio > 0}
     reasons = (*SPECIFIC_THROTTLE_REASONS, THERMAL_REASON)
-    ratios = [
-        clock_event_ratio(history.compute_last_rate("clock events", uuid, reason)) for reason in reasons
-    ]
+    ratios = {
+        reason: ratio
+        for reason in reasons
+        if (ratio := clock_event_ratio(history.compute_last_rate("clock events", uuid, reason))) is not None
+    }
+    throttling_reason = max(ratios, key=lambda reason: ratios[reason], default="")
     return Gpu(
         index=labels["gpu"],
         uuid=uuid,
         is_up=up_value == 1,
-        throttled_ratio=max((ratio for ratio in ratios if ratio is not None), default=None),
+        throttled_ratio=ratios.get(throttling_reason),
+        throttling_reason=throttling_reason,
         holders=frozenset(holders),
         last_holders=_best_known_holders(frozenset(holders), history.find_last_holders(uuid)),
     )

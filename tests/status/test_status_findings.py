@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -244,6 +245,57 @@ def test_a_rank_that_ended_before_the_other_ranks_has_the_signal() -> None:
     assert finding_texts(rows) == ["Rank 1 of night ended before the other ranks: killed by SIGKILL."]
 
 
+def test_a_run_that_finished_before_its_target_is_a_warning_with_the_steps_that_no_checkpoint_contains() -> (
+    None
+):
+    rows: Rows = JOB | {
+        "training_run_state": run_sample(1.0, state="finished"),
+        "training_run_state_since_timestamp_seconds": run_sample(NOW - 60),
+        "training_checkpoint_last_step": run_sample(240.0),
+    }
+
+    (finding,) = finding_views_of(rows)
+    text = status_page(rows).visible_text
+
+    assert finding.text == "Run night finished at step 250 of 1,000."
+    assert not finding.is_urgent
+    assert "night finished 60 s ago before its target" in text
+    assert "steps after the last save 10 after step 240, in no reported checkpoint" in text
+    assert finding_texts(rows | {"training_step": run_sample(1000.0)}) == []
+
+
+@pytest.mark.parametrize(("cpu", "text"), [(0.95, "The CPU is full"), (0.3, "Add workers")])
+def test_more_workers_are_advised_only_if_the_cpu_is_not_full(cpu: float, text: str) -> None:
+    def phases(tick: int) -> Rows:
+        waits = run_sample(10.0 * tick, rank="0", phase="data_loading")
+        return {"training_phase_seconds_total": waits + run_sample(5.0 * tick, rank="0", phase="forward")}
+
+    history = history_of(61, phases)
+    (finding,) = finding_views_of(
+        JOB | phases(61) | {"host_cpu_utilization_ratio": [({}, cpu)]}, history=history
+    )
+
+    assert finding.remedy.startswith(text)
+
+
+def test_problems_and_sections_of_live_runs_come_before_those_of_ended_runs() -> None:
+    def run(name: str, state: str, since: float) -> list[Rows]:
+        return [
+            {"training_run_state": [({"run": name, "state": state}, 1.0)]},
+            {"training_run_state_since_timestamp_seconds": [({"run": name}, since)]},
+        ]
+
+    rows: Rows = {}
+    for part in [*run("a", "failed", NOW - 900), *run("b", "failed", NOW - 60), *run("c", "hung", NOW - 600)]:
+        for family, samples in part.items():
+            rows[family] = rows.get(family, []) + samples
+    page = status_page(rows)
+
+    assert [text[:5] for text in finding_texts(rows)] == ["Run c", "Run a", "Run b"]
+    assert re.findall('aria-label="([abc])"', page.html) == ["c", "b", "a"]
+    assert re.findall('<details id="run-(.)"', page.html) == ["b", "a"]
+
+
 def saving_ranks(*ranks: str) -> Rows:
     samples = [
         sample for rank in ranks for sample in run_sample(1.0, rank=rank, phase="checkpoint_save_sync")
@@ -352,10 +404,11 @@ def test_a_nan_of_eleven_minutes_ago_has_its_age_and_ends_with_the_run() -> None
     assert finding.text == "Run night has had 2 losses of NaN or infinity."
     assert finding.time_text.startswith("11 min ago (")
     assert finding.is_urgent
-    assert (
-        finding_views_of(JOB | {"training_run_state": run_sample(1.0, state="finished")}, history=history)
-        == []
-    )
+    finished: Rows = {
+        "training_run_state": run_sample(1.0, state="finished"),
+        "training_step": run_sample(1000.0),
+    }
+    assert finding_views_of(JOB | finished, history=history) == []
 
 
 NAN_SINCE_STEP_82: Rows = {

@@ -65,7 +65,7 @@ def test_lost_missing_and_throttled_gpus_are_findings(reasons: tuple[str, ...]) 
     }
 
     assert finding_texts(rows, history=history) == [
-        "GPU 0 does not answer (gpu_is_lost).",
+        "GPU 0 does not answer (gpu_is_lost). It is GPU-0.",
         "Only 2 of 8 GPUs respond.",
         "The driver requests a recovery of GPU 3: reset the GPU.",
         f"Heat slows GPU 3 80 % of the time ({reasons[-1]}).",
@@ -91,7 +91,28 @@ def test_a_jump_of_a_throttling_counter_is_not_throttling() -> None:
 def test_throttling_for_several_reasons_at_the_same_time_counts_once() -> None:
     history = history_of(3, throttling("hw_thermal", "sw_thermal", seconds_per_tick=4.0))
 
-    assert "throttled 80 %" in status_page(GPU_3, history=history).visible_text
+    assert "throttled 80 % (hw_thermal)" in status_page(GPU_3, history=history).visible_text
+
+
+def test_a_lost_gpu_keeps_its_model_and_has_the_address_and_the_serial_number_of_the_device() -> None:
+    info: Rows = {
+        "gpu_info": [({**GPU_3_LABELS, "name": "H100", "pci_bus_id": "0000:13:00.0", "serial": "165"}, 1.0)]
+    }
+    lost: Rows = GPU_3 | {"gpu_up": [(GPU_3_LABELS, 0.0)]}
+    history = history_of(3, lambda tick: GPU_3 | info if tick < 2 else lost)
+
+    assert finding_texts(lost, history=history) == [
+        "GPU 3 (rank 5 of night) does not answer. It is GPU-3, PCI 0000:13:00.0, serial number 165."
+    ]
+    assert "GPUs (1) · H100" in status_page(lost, history=history).visible_text
+
+
+def test_a_gpu_with_mig_devices_has_their_number_by_profile() -> None:
+    devices: Rows = {
+        "gpu_mig_info": [({**GPU_3_LABELS, "gi": str(gi), "profile": "3g.40gb"}, 1.0) for gi in (1, 2)]
+    }
+
+    assert "2 of 3g.40gb" in status_page(GPU_3 | devices).visible_text
 
 
 def xid(code: int, age_seconds: float) -> Rows:
@@ -132,9 +153,11 @@ def test_a_lost_gpu_and_the_gpu_of_a_dead_rank_name_their_last_holder() -> None:
 
     shared: Rows = {"training_energy_share_ratio": run_sample(0.5, component="gpu", device="GPU-3")}
     assert finding_texts(lost_gpu, history=history) == [
-        "GPU 3 (last held by rank 5 of night) does not answer."
+        "GPU 3 (last held by rank 5 of night) does not answer. It is GPU-3."
     ]
-    assert finding_texts(lost_gpu | shared, history=history) == ["GPU 3 (rank 5 of night) does not answer."]
+    assert finding_texts(lost_gpu | shared, history=history) == [
+        "GPU 3 (rank 5 of night) does not answer. It is GPU-3."
+    ]
     assert finding_texts(gpu_in_use | xid(48, 5), history=history) == [
         "GPU 3 (rank 0 of day) reported Xid 48 (uncorrectable memory error)."
     ]

@@ -47,7 +47,7 @@ def test_the_headline_counts_groups_and_names_start_and_gpu() -> None:
 
     assert page_headline is not None
     assert page_headline.text == "1 urgent problem since 1970-01-01 02:41 UTC, and 1 warning"
-    assert page_headline.details == "GPU 3 (rank 0 of night)."
+    assert page_headline.details == "Affected: GPU 3 (rank 0 of night)."
     assert page_headline.is_urgent
 
 
@@ -58,7 +58,7 @@ def test_the_headline_of_warnings_is_not_urgent() -> None:
 
     assert page_headline is not None
     assert page_headline.text == "1 warning"
-    assert page_headline.details == "Run night."
+    assert page_headline.details == "Affected: run night."
     assert page_headline.is_urgent is False
 
 
@@ -77,7 +77,7 @@ def test_the_headline_has_the_cost_of_the_affected_runs() -> None:
     assert page_headline is not None
     assert (
         page_headline.details
-        == "GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
+        == "Affected: GPU 3 (rank 0 of night); the affected runs cost 36.00 EUR per hour on this node."
     )
 
 
@@ -118,7 +118,7 @@ def test_a_hang_is_in_the_group_of_the_lost_gpu_and_has_the_remedy_of_the_gpu() 
 
     assert group.title == "GPU 3 (rank 0 of night)"
     assert [finding.text for finding in group.findings] == [
-        "GPU 3 (rank 0 of night) does not answer.",
+        "GPU 3 (rank 0 of night) does not answer. It is GPU-3.",
         "Run night hangs: GPU 3 (rank 0 of night) does not answer. Rank 0 in forward.",
     ]
     assert all(finding.remedy.startswith("Drain the node") for finding in group.findings)

@@ -31,8 +31,15 @@ NOT_DECIDED = {
 
 
 def findings(view: View) -> list[Finding]:
-    """Return all findings, urgent findings first."""
+    """Return all findings, urgent findings first, and findings about ended runs after other findings of the same urgency."""
+
+    def is_over(finding: Finding) -> bool:
+        run = view.runs.get(finding.match.subject[0]) if finding.match.subject else None
+        return run is not None and run.is_ended
+
     holding = [
         Finding(condition, match) for condition in CONDITIONS for match in condition.find_matches(view)
     ]
-    return sorted(holding, key=lambda finding: (not finding.is_urgent, finding.match.is_past))
+    return sorted(
+        holding, key=lambda finding: (not finding.is_urgent, finding.match.is_past, is_over(finding))
+    )

@@ -57,7 +57,11 @@ def _lost_gpus(view: View) -> Iterator[Match]:
         if not gpu.is_up:
             errors = [labels["reason"] for labels, _ in view.samples.select("gpu_error_info", uuid=gpu.uuid)]
             reason = f" ({', '.join(errors)})" if errors else ""
-            yield Match((gpu.uuid,), {"gpu": gpu.title, "index": gpu.index, "reason": reason})
+            labels = view.history.find_gpu_labels(gpu.uuid)
+            names = (("PCI", "pci_bus_id"), ("serial number", "serial"))
+            identity = [f"{title} {labels[name]}" for title, name in names if labels.get(name)]
+            facts = {"gpu": gpu.title, "index": gpu.index, "reason": reason}
+            yield Match((gpu.uuid,), facts | {"identity": ", ".join([gpu.uuid, *identity])})
 
 
 def _missing_gpus(view: View) -> Iterator[Match]:
@@ -252,7 +256,7 @@ CONDITIONS = (
         alert_name="GpuLost",
         criterion="a GPU that does not answer",
         severity=AlertSeverity.CRITICAL,
-        sentence="{gpu} does not answer{reason}",
+        sentence="{gpu} does not answer{reason}. It is {identity}",
         remedy=LOST_GPU_REMEDY,
         is_cause=True,
         find_matches=_lost_gpus,

@@ -25,6 +25,13 @@ MAX_RESTARTS = 3
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot the node"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
+FULL_CPU_RATIO = 0.9
+"""Utilization above which more workers do not make the data loading faster."""
+FULL_CPU_REMEDY = (
+    "the CPU is full, so that more workers do not help: prepare the data in advance, simplify their transformation, or"
+    " use a node with more cores"
+)
+FREE_CPU_REMEDY = "add workers to the data loader; if this does not help, check the storage"
 PAUSING_PHASES = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 """Phases in which a run makes no steps, although it is not slow."""
 
@@ -113,6 +120,15 @@ def _lost_gpu(view: View, run: str) -> Gpu | None:
     )
 
 
+def _early_ends(view: View) -> Iterator[Match]:
+    for name, run in view.runs.items():
+        if run.has_finished_early:
+            step = view.samples.value("training_step", run=name) or 0.0
+            target = view.samples.value("training_step_target", run=name) or 0.0
+            facts = {"run": name, "step": f"{step:,.0f}", "target": f"{target:,.0f}"}
+            yield Match((name,), facts, start=run.state_since, is_event=True)
+
+
 def _late_steps(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.last_step_before_delay is not None:
@@ -174,7 +190,10 @@ def _data_stalls(view: View) -> Iterator[Match]:
     for run, rates in phases.items():
         total = sum(rates.values())
         if total and rates.get("data_loading", 0.0) / total > DATA_STALL_RATIO:
-            yield Match((run,), {"run": run, "share": share(rates["data_loading"] / total)})
+            cpu_ratio = view.samples.value("host_cpu_utilization_ratio") or 0.0
+            remedy = FULL_CPU_REMEDY if cpu_ratio > FULL_CPU_RATIO else FREE_CPU_REMEDY
+            facts = {"run": run, "share": share(rates["data_loading"] / total), "remedy": remedy}
+            yield Match((run,), facts)
 
 
 def _nonfinite_losses(view: View) -> Iterator[Match]:
@@ -274,6 +293,12 @@ CONDITIONS = (
         find_matches=_late_steps,
     ),
     Condition(
+        criterion="a run that finished before its step target, while its series are published",
+        sentence="run {run} finished at step {step} of {target}",
+        remedy="check in the log of the job whether it was to end there: an early stop, a limit of time, the end of the data",
+        find_matches=_early_ends,
+    ),
+    Condition(
         alert_name="TrainingStartupSlow",
         criterion="no step threshold:training_startup:seconds after the start of the attempt",
         sentence="run {run} has started and has not made a step. {where}",
@@ -291,7 +316,7 @@ CONDITIONS = (
         alert_name="TrainingDataStall",
         criterion="more than threshold:training_data_stall:ratio of the time in data_loading",
         sentence="run {run} waits for data {share} of the time",
-        remedy="add workers if the CPU is the limit, otherwise check the storage",
+        remedy="{remedy}",
         find_matches=_data_stalls,
     ),
     Condition(
