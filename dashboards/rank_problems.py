@@ -315,11 +315,23 @@ ODD_RANK = f"max by (instance, rank, {HANG_LABELS}) (training_hang_info{{@run}} 
 
 The result is absent if a group of several ranks causes the hang, or if several groups may be the cause.
 """
+
+
+def _with_place(positions: str) -> str:
+    """Return PromQL that adds the label `place` to positions of a hang: `read data.py:40, phase data_loading`.
+
+    Ranks may wait in the same line, for example of a helper, so that only the phase tells their positions apart.
+    """
+    with_line = f'label_join({positions}, "place", " ", "function", "location")'
+    with_phase = f'label_replace({with_line}, "in_phase", ", phase $1", "phase", "(.+)")'
+    return f'label_join({with_phase}, "place", "", "place", "in_phase")'
+
+
 _HANGING_PLACES = (
-    f'label_join({ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS}), "place", " ", "function", "location")'
-    f' or label_join(max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1), "place", " ", "function", "location")'
+    f"{_with_place(f'{ODD_RANK} unless on (instance, rank) ({LOST_GPU_STARTS})')}"
+    f" or {_with_place(f'max by ({HANG_LABELS}) ({ODD_GROUP_SIZE} > 1)')}"
 )
-"""PromQL for the odd rank of a hang, or for the position of an odd group, with the line as the label `place`.
+"""PromQL for the odd rank of a hang, or for the position of an odd group, with line and phase as the label `place`.
 
 An odd rank with a lost GPU is left out: the row of the lost GPU explains the hang.
 """

@@ -162,8 +162,10 @@ def _query_hang_cause() -> str:
             ),
         )
     )
+    with_phase = f'label_replace(({hang}), "in_phase", ", phase $1", "phase", "(.+)")'
+    hang_with_phase = f'label_join({with_phase}, "location", "", "location", "in_phase")'
     lost_gpu_or_hang = (
-        f"{with_cause_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'cause_text')} or on () ({hang})"
+        f"{with_cause_text(f'({lost_gpu}) * 0 + 1', 'rank $1', 'cause_text')} or on () {hang_with_phase}"
     )
     odd_phase = f'label_replace({with_cause_text(ODD_PHASE, "rank $1:", "rank")}, "function", "phase $1", "phase", "(.+)")'
     standstill_without_stacks = with_cause_text(f"0 * ({STANDSTILL_START}) + 1", STANDSTILL_WITHOUT_STACKS)

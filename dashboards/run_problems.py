@@ -20,6 +20,7 @@ from dashboards.losses_now import USUAL_COST_PER_HOUR_BY_RUN
 from dashboards.palette import BAD, GOOD, NEUTRAL, WARNING
 from dashboards.panels import NO_VALUE, Json, Panel, dashboard_link, value_mappings
 from dashboards.queries import (
+    ODD_GROUP_SIZE,
     SPEED_RATIO_BY_RANK_AND_NODE,
     STANDSTILL_BY_STEP_AGE,
     WALL_SECONDS,
@@ -375,7 +376,8 @@ PROBLEMS = (
     RunProblem(LATER_ENDED_ROWS, RunImpact.NO_PROGRESS),
     RunProblem(ALL_RANKS_ENDED_ROW, RunImpact.ENDING, "wait a minute; then State has the outcome"),
     RunProblem(
-        f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS})",
+        # A lost GPU or the odd rank explains the standstill.
+        f"{with_text(STANDSTILL_START, 'no rank finishes a step')} unless on () ({LOST_GPU_STARTS}) unless on () {ODD_GROUP_SIZE}",
         RunImpact.NO_PROGRESS,
         "run training-exporter stacks on each node",
     ),

@@ -356,7 +356,7 @@ LOST_GPU_OF_B = {
     [
         pytest.param(
             _hang(run="b"),
-            'alertname="holds up the others: read data.py:40",instance="n1",rank="1"',
+            'alertname="holds up the others: read data.py:40, phase forward",instance="n1",rank="1"',
             id="rank that holds up the others",
         ),
         pytest.param(

@@ -182,7 +182,7 @@ def _phases(rank_in_forward: int) -> dict[str, str]:
     [
         pytest.param(
             _hang_info(0, "read"),
-            '{gpu="0",run="a",rank="0",problem="this node holds up the run: read job.py:0",remedy="read this line of the job; restart the run"}',
+            '{gpu="0",run="a",rank="0",problem="this node holds up the run: read job.py:0, phase forward",remedy="read this line of the job; restart the run"}',
             id="on this node",
         ),
         pytest.param(

@@ -435,7 +435,7 @@ def test_the_rank_that_causes_a_hang_is_that_of_the_alert(tmp_path: Path) -> Non
         series,
         {"4m": 1},
         dashboard="training-ranks",
-        labels=f'{{{stack_labels},instance="n2",rank="3",cause_text="rank 3:"}}',
+        labels='{function="read_shard",location="data.py:40, phase data_loading",in_phase=", phase data_loading",phase="data_loading",instance="n2",rank="3",cause_text="rank 3:"}',
     )
 
 
