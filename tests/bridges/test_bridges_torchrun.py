@@ -254,10 +254,10 @@ time.sleep(8)
 def test_a_restart_caused_by_another_node_is_recorded_by_both_agents(tmp_path: Path) -> None:
     script, feeds = tmp_path / "worker.py", [tmp_path / "healthy", tmp_path / "failing"]
     script.write_text(WORKER_PROGRAM)
-    env = job_environment(tmp_path, EXPORTER_AUTO="1", PYTHON_EXEC=sys.executable)  # of torchrun's workers
+    env = job_environment(tmp_path, EXPORTER_AUTO="1")
     options = ["--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-id=two", "--rdzv-backend=c10d"]
     agent = [
-        forked_interpreter("torch"),
+        sys.executable,
         "-m",
         "torch.distributed.run",
         *options,
