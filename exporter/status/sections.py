@@ -24,7 +24,7 @@ from exporter.status.elements import (
     used_share,
     value_or_dash,
 )
-from exporter.status.formatting import duration, energy, number, quantity, share, size, watts
+from exporter.status.formatting import duration, energy, exit_text, number, quantity, share, size, watts
 from exporter.status.history import Line
 from exporter.status.samples import SampleIndex
 from exporter.status.view import Gpu, Rank, View
@@ -110,7 +110,7 @@ def ranks_section(view: View) -> TableSection:
             "GPU": styled(rank.gpu),
             "worker": styled(rank.worker),
             "role": styled(rank.role),
-            "process": (_PROCESS_STATES.get(rank.process_state) or StyledText(rank.process_state, "dim"),),
+            "process": _process_text(rank),
             "phase": styled(rank.phase) + phase_duration if rank.phase and rank.alive else MISSING,
             "last step": age_or_dash(rank.progress_at, now),
             "compute time per step": value_or_dash(rank.compute_seconds if rank.alive else None, duration),
@@ -129,6 +129,13 @@ def ranks_section(view: View) -> TableSection:
         table=table("Ranks", view.ranks[:MAX_UNFOLDED_RANKS], row, numeric),
         fold_table=fold_table,
     )
+
+
+def _process_text(rank: Rank) -> RichText:
+    """Return the state of a process, with the reason of a failure."""
+    if rank.failed_at is not None:
+        return styled(f"ended, {exit_text(rank.exit_reason)}", "bad")
+    return (_PROCESS_STATES.get(rank.process_state) or StyledText(rank.process_state, "dim"),)
 
 
 def gpus_section(view: View, findings: Sequence[Finding]) -> TableSection:

@@ -258,7 +258,12 @@ def build_view(
         rank.is_slow = _is_slow(rank, runs.get(rank.run))
         rank.process_state = _process_state(rank, runs.get(rank.run), exporter)
     gpus = [_gpu(labels, up, samples, history, ranks) for labels, up in samples.select("gpu_up")]
-    ranks.sort(key=lambda rank: PROCESS_STATE_ORDER.get(rank.process_state, len(PROCESS_STATE_ORDER)))
+    ranks.sort(
+        key=lambda rank: (
+            PROCESS_STATE_ORDER.get(rank.process_state, len(PROCESS_STATE_ORDER)),
+            rank.process_state == "ended",
+        )
+    )
     gpus.sort(key=lambda gpu: gpu.index.zfill(12))
     return View(exporter, samples, history, collectors, runs, ranks, gpus)
 

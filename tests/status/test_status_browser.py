@@ -88,6 +88,24 @@ def test_neither_the_page_nor_a_table_scrolls_horizontally(exporter: Sidecar, ta
     assert tab.value(f"{boxes}.filter((box) => box.scrollWidth > box.clientWidth).length") == 0
 
 
+def test_the_legend_of_a_plot_has_the_latest_value_after_a_refresh(exporter: Sidecar, tab: Tab) -> None:
+    tab.open(f"http://{exporter.address}/")
+    tab.wait_for("document.querySelector('figure[id=\"GPU power-\"] .u-legend') !== null")
+    tab.value(
+        "const parse = DOMParser.prototype.parseFromString;"
+        "DOMParser.prototype.parseFromString = function (text, type) {"
+        "  const page = parse.call(this, text, type);"
+        "  const figure = page.querySelector('figure[id=\"GPU power-\"]');"
+        "  const content = JSON.parse(figure.dataset.plot);"
+        "  content.data[1][content.data[1].length - 1] = 77;"
+        "  figure.dataset.plot = JSON.stringify(content);"
+        "  return page;"
+        "}; 0"
+    )
+
+    tab.wait_for("document.querySelector('figure[id=\"GPU power-\"] .u-legend').innerText.includes('77 W')")
+
+
 def test_a_link_to_the_runbook_opens_the_entry_of_the_alert(exporter: Sidecar, tab: Tab) -> None:
     tab.open(f"http://{exporter.address}/runbook#traininghang")
 

@@ -18,6 +18,7 @@ from status_support import (
     run_sample,
     status_page,
     uncorrected_errors,
+    view_of,
 )
 
 from exporter.cli.endpoints import hang_of
@@ -192,6 +193,7 @@ def exit_of_rank_1(reason: str, exited_seconds: float = 30.0) -> Rows:
     """Return the families of a node that has rank 1 of two, whose process exited some time ago and wrote its feed until 30 s ago."""
     return {
         "training_feed_alive": run_sample(0.0, rank="1"),
+        "training_rank_info": run_sample(1.0, rank="1", role="trainer"),
         "training_feed_last_update_timestamp_seconds": run_sample(NOW - 30, rank="1"),
         "training_rank_last_exit_timestamp_seconds": run_sample(
             NOW - exited_seconds, rank="1", reason=reason
@@ -217,7 +219,9 @@ def test_a_killed_rank_is_urgent_on_its_node_while_rank_0_is_on_another_node(rea
     assert finding.is_urgent
     assert finding.text.startswith(f"Rank 1 of night ended without completing the training: {text}. ")
     assert finding.time_text.startswith("for 30 s (")
+    assert finding.runbook_alert == "TrainingRankEnded"
     assert "night ended early 30 s ago" in page.visible_text
+    assert f"trainer ended, {text}" in page.visible_text
 
 
 @pytest.mark.parametrize(
@@ -294,6 +298,12 @@ def test_problems_and_sections_of_live_runs_come_before_those_of_ended_runs() ->
     assert [text[:5] for text in finding_texts(rows)] == ["Run c", "Run a", "Run b"]
     assert re.findall('aria-label="([abc])"', page.html) == ["c", "b", "a"]
     assert re.findall('<details id="run-(.)"', page.html) == ["b", "a"]
+
+
+def test_living_ranks_are_listed_before_ended_ranks() -> None:
+    rows: Rows = {"training_feed_alive": [({"run": "a", "rank": "0"}, 0.0), ({"run": "b", "rank": "0"}, 1.0)]}
+
+    assert [rank.run for rank in view_of(rows).ranks] == ["b", "a"]
 
 
 def saving_ranks(*ranks: str) -> Rows:

@@ -82,6 +82,10 @@ UNCOMMITTED = FamilySpec(
     details=(
         "The time becomes productive with the next save, or when the process completes the training.",
         (
+            "The time includes the open step, also if the step is overdue, until the run counts as hung. The recording"
+            " rules and the status page leave the time of an overdue step out."
+        ),
+        (
             "No reported checkpoint contains the steps of a completed run after `training_checkpoint_last_step`: the job"
             " may have saved them in another way."
         ),

@@ -212,6 +212,7 @@ CONDITIONS = (
         severity=AlertSeverity.CRITICAL,
         sentence="{ranks} ended before the other ranks{reasons}",
         remedy="read the log of the rank; the next collective of the other ranks does not complete",
+        runbook_alert="TrainingRankEnded",
         is_cause=True,
         find_matches=_early_ends,
     ),
@@ -222,6 +223,7 @@ CONDITIONS = (
             "{ranks} ended without completing the training{reasons}. The page of the node of rank 0 shows the state of the run"
         ),
         remedy="read the log of the rank; the next collective of the other ranks does not complete",
+        runbook_alert="TrainingRankEnded",
         is_cause=True,
         find_matches=_remote_ends,
     ),
