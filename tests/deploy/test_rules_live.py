@@ -38,6 +38,7 @@ ABSENT = {
     "exporter_energy_gap_seconds_total": "without missed passes",
     "exporter_web_config_last_reload_successful": "without a web configuration",
     "gpu_temperature_threshold_celsius": "GPUs since Hopper report a thermal margin instead",
+    "gpu_error_info": "every GPU responds",
     "gpu_xid_errors_total": "before the first Xid",
     "gpu_xid_last_timestamp_seconds": "before the first Xid",
     "gpu_power_idle_watts": "before the GPU was idle once",
