@@ -101,7 +101,7 @@ def truth_of(name: str, directory: Path) -> Truth:
     feed.mkdir(mode=0o700)
     site = create_distribution(directory / "site")
     port = free_port()
-    interpreter = forked_interpreter("lightning" if name == "lightning" else "torch")
+    interpreter = forked_interpreter(name if name in {"lightning", "transformers"} else "torch")
     script = str(JOB_DIRECTORY / f"job_{name}.py")
     job = [sys.executable, "-c", TWO_ATTEMPTS, interpreter, script, str(directory)]
     command = run_command(feed, job, "--run.name=truth", "--run.linger=30s", port=port)
