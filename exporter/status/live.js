@@ -87,11 +87,7 @@
       const plot = previous && previous.names === names ? previous.plot : createPlot(area, content);
       area.classList.toggle("single", content.names.length === 1);
       area.replaceChildren(plot.root);
-      if (previous && previous.plot === plot) {
-        plot.setData(content.data);
-        // uPlot itself updates the legend only if there is a cursor.
-        if (plot.cursor.idx == null) plot.setLegend({idx: null});
-      }
+      if (previous && previous.plot === plot) plot.setData(content.data);
       plots.set(figure.id, {plot, names});
     }
   };
