@@ -368,7 +368,7 @@ def _restarts(view: View, run: Run) -> list[Figure]:
     ]
     if notes:
         notes += _last_exit_notes(view, run)
-    notes += [f"the last {age(increase.last_at, view.exporter.now)}"] if increase else []
+    notes += [f"last restart {age(increase.last_at, view.exporter.now)}"] if increase else []
     return figure("restarts", styled(f"{sum(counts.values()):.0f}"), *notes) if counts else []
 
 
