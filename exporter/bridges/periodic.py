@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
+from exporter.recording.notices import log_once
 from exporter.recording.recorder import RECORDER
 from exporter.recording.worker import Worker
 
@@ -57,7 +58,18 @@ class Periodic:
         """Call `at_exit` and queue the last poll. Return a function that waits for the end of the last poll."""
         self._at_exit()  # not on the thread, where an earlier poll may hang
         self._worker.put(None, is_bounded=False)  # an earlier poll may still be queued
-        return self._worker.finish()
+        worker = self._worker
+        wait_for_end = worker.finish(is_extended=True)
+
+        def wait(timeout_seconds: float, reason: str) -> None:
+            wait_for_end(timeout_seconds, reason)
+            if reason in worker.lost_items():
+                log_once(
+                    f"last poll {self._name}",
+                    f"the last poll of {self._name} did not end in time at the exit; values that it has not processed are lost",
+                )
+
+        return wait
 
     def after_fork(self) -> None:
         """Discard the state of the parent and start a thread."""

@@ -262,10 +262,14 @@ class Recorder:
         deadline = monotonic() + timeout_seconds
 
         def work_and_write() -> bool:
-            return self.thread.run_exclusively(work, remaining_seconds()) and write()
+            return self.thread.run_exclusively(work, work_seconds()) and write()
 
         def write() -> bool:
-            return not writes or self._unwritten.write_all(remaining_seconds())
+            return not writes or self._unwritten.write_all(work_seconds())
+
+        def work_seconds() -> float:
+            # The shutdown waits beyond its deadline while the thread makes progress.
+            return max(remaining_seconds(), 0.1)
 
         def remaining_seconds() -> float:
             return max(deadline - monotonic(), 0.0)

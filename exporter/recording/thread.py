@@ -11,7 +11,7 @@ from time import monotonic, perf_counter, sleep
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
 from exporter.recording.signal_safety import SignalSafeLock, is_from_signal_handler
-from exporter.recording.worker import Marker
+from exporter.recording.worker import Marker, wait_while_working
 
 SLICE_SECONDS = 0.0004
 """Time for which the recording thread works before it releases the interpreter lock."""
@@ -34,9 +34,11 @@ class ThreadCall:
         self.result = self._work()
         self._completion.set()
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """Return the result of the function, or False after the timeout."""
-        return self._completion.wait(timeout_seconds) and self.result
+    def wait(self, timeout_seconds: float, working_thread: threading.Thread | None = None) -> bool:
+        """Return the result of the function, or False after the timeout, which is extended while *working_thread* makes progress."""
+        if working_thread is None:
+            return self._completion.wait(timeout_seconds) and self.result
+        return wait_while_working(self._completion, working_thread, timeout_seconds) and self.result
 
 
 class RecordingThread:
@@ -134,14 +136,15 @@ class RecordingThread:
     def call(self, work: Callable[[], bool], timeout_seconds: float) -> bool:
         """Let this thread call *work*, which must not raise, and return the result, or False after the timeout.
 
-        On this thread, and if this thread does not run, *work* is called on the caller's thread, without the timeout.
+        On this thread, and if this thread does not run, *work* is called on the caller's thread, without the timeout. During the exit,
+        the wait is longer than the timeout while this thread makes progress.
         """
         if not self.is_running():
             return work()
         call = ThreadCall(work)
         self._calls.append(call)
         self.wake()
-        return call.wait(timeout_seconds)
+        return call.wait(timeout_seconds, self._thread if self.is_stopping else None)
 
     def run_calls(self) -> None:
         """Run the calls that other threads have requested. Runs on this thread."""

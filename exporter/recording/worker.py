@@ -6,6 +6,7 @@ lost, by reason, except items that are put after the thread has ended. A forked 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from itertools import count
@@ -15,6 +16,11 @@ from typing import Any
 
 from exporter.recording.conversion import safe_repr
 from exporter.recording.notices import log_once
+
+PROGRESS_SECONDS = 0.25
+"""A thread that uses no CPU time for this long makes no progress."""
+MAX_EXTENSION_SECONDS = 10.0
+"""Maximum time for which a wait for a thread that makes progress is longer than its timeout."""
 
 
 class Counter:
@@ -57,6 +63,34 @@ class Marker:
         if is_complete:
             self._completion.release()
         return is_complete
+
+
+def wait_while_working(marker: Marker, thread: threading.Thread | None, timeout_seconds: float) -> bool:
+    """Wait for a marker until the timeout, and longer while the thread uses CPU time, as on a busy machine.
+
+    Returns False after the timeout if the thread makes no progress, and after `MAX_EXTENSION_SECONDS` more.
+    """
+    end = monotonic() + timeout_seconds + MAX_EXTENSION_SECONDS
+    is_complete = marker.wait(timeout_seconds - PROGRESS_SECONDS)
+    while not is_complete and monotonic() < end:
+        earlier_seconds = _cpu_seconds(thread)
+        is_complete = marker.wait(PROGRESS_SECONDS)
+        if _cpu_seconds(thread) == earlier_seconds:
+            break
+    return is_complete
+
+
+def _cpu_seconds(thread: threading.Thread | None) -> float:
+    """Return the CPU time of a thread; 0 if the system does not tell it."""
+    if thread is None or thread.native_id is None or sys.platform != "linux":
+        return 0.0
+    from time import clock_gettime  # noqa: PLC0415  # not on all systems
+
+    try:
+        # The clock of a thread in Linux. Unlike `pthread_getcpuclockid`, an ended thread is an error, not a crash.
+        return clock_gettime((~thread.native_id << 3) | 6)
+    except OSError:
+        return 0.0
 
 
 class Worker:
@@ -137,17 +171,22 @@ class Worker:
             threading.current_thread() is not self._thread and marker.wait(timeout_seconds)
         )
 
-    def finish(self) -> Callable[[float, str], None]:
+    def finish(self, *, is_extended: bool = False) -> Callable[[float, str], None]:
         """End the thread after the queued items, and return a function that waits for the end.
 
-        If the wait times out, the remaining items are counted as lost.
+        With *is_extended*, the wait is longer while the thread makes progress. If the wait times out, the remaining items are counted as lost.
         """
         marker = self.mark(ends_thread=True)
 
         def wait(timeout_seconds: float, reason: str) -> None:
             if marker is None or threading.current_thread() is self._thread:
                 return
-            if not marker.wait(timeout_seconds):
+            is_complete = (
+                wait_while_working(marker, self._thread, timeout_seconds)
+                if is_extended
+                else marker.wait(timeout_seconds)
+            )
+            if not is_complete:
                 self._is_abandoned = True  # the thread ends when its function returns
                 # The queue contains the marker, and does not contain the item of the current call.
                 self._count_loss(reason, max(self._queue.qsize() - 1, 0) + 1)

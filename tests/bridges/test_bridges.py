@@ -201,6 +201,32 @@ def test_the_handler_of_torch_monitor_is_unregistered_although_a_poll_hangs(tmp_
     assert completed.stdout == "unregistered\n"
 
 
+PROGRAM_WITH_SLOW_LAST_POLL = """
+import datetime, time
+import torch.monitor as monitor
+from exporter.bridges import install
+from exporter.bridges.monitor import MonitorBridge
+drain = MonitorBridge.drain
+def drain_slowly(self):
+    end = time.thread_time() + 2.5
+    while time.thread_time() < end:
+        pass
+    drain(self)
+MonitorBridge.drain = drain_slowly
+install("monitor")
+monitor.log_event(monitor.Event("logged", datetime.datetime.now(), {}))
+"""
+
+
+@needs_torch
+@pytest.mark.timeout(90)
+def test_a_last_poll_that_makes_progress_is_finished_after_the_time_limit(tmp_path: Path) -> None:
+    completed = run_program(tmp_path / "feed", PROGRAM_WITH_SLOW_LAST_POLL, library="torch")
+
+    assert completed.stderr == ""
+    assert sum_by_labels(page_of_feed(tmp_path / "feed"), "training_events_total", type="logged") == 1
+
+
 @needs_torch
 def test_events_are_delivered_in_order_also_from_subclasses_of_the_job() -> None:
     torch = importlib.import_module("torch.monitor")
