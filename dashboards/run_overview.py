@@ -44,7 +44,6 @@ from dashboards.queries import (
     JOULES_SO_FAR,
     LIVE_STATE,
     MEAN_STEP_SECONDS,
-    OBSERVED_RATIO,
     PROGRESS_AGE_SECONDS,
     STANDSTILL,
     STANDSTILL_BY_STEP_AGE,
@@ -269,14 +268,6 @@ def _build_loss_table(w: int, h: int) -> Panel:
 def _build_number_panels() -> tuple[Panel, ...]:
     """Return the panels with single numbers about speed, failures, goodput and cost."""
     young_condition = f"{WALL_SECONDS} < {YOUNG_RUN_SECONDS}"
-    # Without the division by the observed share of the five minutes, the rate of a young run would be too small.
-    steps_per_second = f'max(rate(training_steps_total{{@run, mode="train"}}[5m])) / {OBSERVED_RATIO} > 0'
-    # As in the rule of the time left on *Fleet*.
-    step_seconds = (
-        '(sum(rate(training_step_duration_seconds_sum{@run, mode="train"}[2m]))'
-        ' / (sum(rate(training_step_duration_seconds_count{@run, mode="train"}[2m])) > 0)'
-        f" or on () 1 / ({steps_per_second}))"
-    )
     return (
         stat(
             "Slowest rank",
@@ -314,8 +305,7 @@ def _build_number_panels() -> tuple[Panel, ...]:
         stat(
             "Time left",
             instant_query(
-                "clamp_min(max(training_step_target{@run}) - max(training_step{@run}), 0)"
-                f" * {step_seconds} and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
+                f"max(run:training_eta:seconds{{@run}}) and on () {LIVE_STATE} unless on () {STANDSTILL_BY_STEP_AGE}"
             ),
             unit="dthms",
             w=3,

@@ -19,6 +19,7 @@ CONDITIONS: tuple[Condition, ...] = (
 NOT_DECIDED = {
     "ExporterDown": "a server that answers is not down",
     "ExporterAbsent": "only Prometheus knows the targets",
+    "TrainingStalled": "the page reports a stalled run at once, by a condition without an alert",
     "TrainingRankEnded": "the page reports each ended rank of the node at once, by conditions without an alert",
     "ThresholdMissing": "only Prometheus knows the rules",
     "TrainingGoodputLow": "compares six hours",
