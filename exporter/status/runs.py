@@ -22,7 +22,7 @@ from exporter.status.elements import (
     value_or_dash,
 )
 from exporter.status.formatting import age, duration, energy, exit_text, grams, number, rank_names, share
-from exporter.status.history import Line
+from exporter.status.history import PLOT_SECONDS, Line
 from exporter.status.view import STOP_REASONS, NonfiniteValues, Run, View
 
 _MAX_BADPUT_CAUSES = 3
@@ -397,6 +397,22 @@ def _goodput(view: View, run: Run) -> list[Figure]:
     return figures
 
 
+def _mean_steps_per_second(view: View, run: Run) -> float | None:
+    """Return the steps per second of wall time since the first step of the attempt, over at most an hour; None if not current.
+
+    Unlike the step time, the wall time includes data loading, saves and validation.
+    """
+    if not run.is_stepping:
+        return None
+    now = view.exporter.now
+    attempt_start = view.samples.value("training_attempt_start_timestamp_seconds", run=run.name)
+    seconds = PLOT_SECONDS if attempt_start is None else min(PLOT_SECONDS, now - attempt_start)
+    increase = view.history.compute_increase("executed steps", run.name, seconds=seconds)
+    if increase is None:
+        return None
+    return view.history.compute_mean_rate("executed steps", run.name, seconds=now - increase.first_at)
+
+
 def _progress(view: View, run: Run) -> RunProgress | None:
     """Return the step, and the share and the remaining time of the target if it is known; None without a step."""
     step, target = (
@@ -407,8 +423,8 @@ def _progress(view: View, run: Run) -> RunProgress | None:
     if not target:
         return RunProgress(f"step {step:,.0f}", None)
     ratio = min(max(step / target, 0.0), 1.0)
-    step_seconds = _step_seconds(view, run)
+    steps_per_second = _mean_steps_per_second(view, run)
     remaining = ""
-    if step_seconds and step < target:
-        remaining = f" · about {duration((target - step) * step_seconds)} left at this pace"
+    if steps_per_second and step < target:
+        remaining = f" · about {duration((target - step) / steps_per_second)} left at this pace"
     return RunProgress(f"step {step:,.0f} of {target:,.0f} · {share(ratio)}{remaining}", ratio)

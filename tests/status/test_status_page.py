@@ -29,7 +29,12 @@ from exporter.status.history import History
 from exporter.status.samples import SampleIndex
 from exporter.status.sections import MAX_UNFOLDED_RANKS
 
-HISTORY = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick))
+
+def executed_steps(count: float) -> Rows:
+    return {"training_steps_total": run_sample(count, mode="train")}
+
+
+HISTORY = history_of(4, lambda tick: step_durations(10 * tick, 20.0 * tick) | executed_steps(2.5 * tick))
 UNSAVED: Rows = {
     **JOB,
     "training_productive_seconds_total": run_sample(0.0),
@@ -118,6 +123,26 @@ def test_the_page_shows_known_values_and_omits_unknown_ones(
 
     assert [text for text in shown if text not in page_text] == []
     assert [text for text in not_shown if text in page_text] == []
+
+
+def test_the_remaining_time_includes_the_waits_between_the_steps() -> None:
+    def slow_loader(tick: int) -> Rows:  # a step of 0.25 s every 2 s, after a start of 60 s
+        count = max(0, tick - 12) * 5 // 2
+        return step_durations(count, 0.25 * count) | executed_steps(count)
+
+    page_text = status_page(JOB, history=history_of(33, slow_loader)).visible_text
+
+    assert "step 250 of 1,000 · 25 % · about 25 min left at this pace" in page_text
+
+
+def test_the_remaining_time_is_at_the_pace_of_the_current_attempt() -> None:
+    history = history_of(
+        40, lambda tick: executed_steps(50.0 * tick if tick < 20 else 950.0 + 2.5 * (tick - 19))
+    )
+    attempt = {"training_attempt_start_timestamp_seconds": run_sample(NOW - 5 * 19)}
+
+    assert "about 25 min left" in status_page(JOB | attempt, history=history).visible_text
+    assert "about 25 min left" not in status_page(JOB, history=history).visible_text
 
 
 def test_a_microsecond_without_a_save_is_shown_as_no_time_at_risk() -> None:
