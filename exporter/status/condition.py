@@ -50,6 +50,7 @@ class Condition(Diagnosis):
         alert_name: Name of the alert with the same condition; "" for a condition without an alert.
         severity: Severity of the alert, or of the condition without an alert.
         runbook_alert: Name of an alert whose runbook entry applies to a condition without an alert; "" for none.
+        stops_run: True if the run makes no steps while the condition holds. The page lists such findings before others of the same urgency.
         is_cause: True if the condition explains other findings about its subject. The page lists such findings first.
         find_matches: Yields a match for each subject for which the condition holds.
     """
@@ -57,6 +58,7 @@ class Condition(Diagnosis):
     alert_name: str = ""
     severity: AlertSeverity = AlertSeverity.WARNING
     runbook_alert: str = ""
+    stops_run: bool = False
     is_cause: bool = False
     find_matches: Callable[[View], Iterator[Match]]
 

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from exporter.status.attention import FindingStarts, finding_groups, headline, node_cost_text
 from exporter.status.conditions import CONDITIONS, findings
+from exporter.status.conditions.runs import remote_ranks_text
 from exporter.status.elements import COLOR_COUNT, HEIGHT, MAX_ROWS, WIDTH
 from exporter.status.formatting import duration, share
 from exporter.status.runs import run_sections
@@ -136,7 +137,12 @@ def render(view: View, starts: FindingStarts) -> bytes:
         hidden_groups=max(0, len(groups) - MAX_ROWS),
         series=view.samples.value("exporter_series"),
         cost=node_cost_text(view),
-        runs=run_sections(view),
+        remote_ranks={
+            name: text
+            for name, run in view.runs.items()
+            if (text := remote_ranks_text(run)) and not run.is_ended
+        },
+        runs=run_sections(view, page_findings),
         ranks=ranks_section(view) if view.ranks else None,
         machine=machine_section(view),
         gpus=gpus_section(view, page_findings) if view.gpus else None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exporter.status.attention import hourly_cost_texts, total_costs
-from exporter.status.conditions.runs import unsaved_steps_text
+from exporter.status.condition import Finding
+from exporter.status.conditions.runs import remote_ranks_text, unsaved_steps_text
 from exporter.status.elements import (
     MAX_ROWS,
     BarSegment,
@@ -70,11 +72,16 @@ class RunSection:
     plots: list[Plot]
 
 
-def run_sections(view: View) -> list[RunSection]:
-    """Return the sections of the runs: live runs by name, then ended runs, the latest end first."""
+def run_sections(view: View, findings: Sequence[Finding]) -> list[RunSection]:
+    """Return the sections of the runs: live runs in the order of their findings, then by name; then ended runs, the latest end first."""
+    subjects = [finding.match.subject[0] for finding in findings if finding.match.subject]
     runs = sorted(
         view.runs.values(),
-        key=lambda run: (run.is_ended, -(run.state_since or run.failed_at or 0.0) if run.is_ended else 0.0),
+        key=lambda run: (
+            run.is_ended,
+            -(run.state_since or run.failed_at or 0.0) if run.is_ended else 0.0,
+            subjects.index(run.name) if run.name in subjects else len(subjects),
+        ),
     )
     return [run_section(view, run) for run in runs[:MAX_ROWS]]
 
@@ -127,7 +134,7 @@ def _remark(run: Run) -> str:
     if not run.is_partial:
         return ""
     total = f" of {run.world_size}" if run.world_size else ""
-    part = f"This node has {rank_names(run.ranks)}{total}"
+    part = f"{remote_ranks_text(run)} This node has {rank_names(run.ranks)}{total}".lstrip()
     if run.has_rank_zero:
         return f"{part}. Figures of this node are labeled; other figures are of the whole run."
     return (

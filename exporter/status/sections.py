@@ -43,6 +43,7 @@ _PROCESS_STATES = {  # by `Rank.process_state`
     "slow": StyledText("slow", "warn"),
     "silent": StyledText("silent", "bad"),
     "hangs": StyledText("no progress", "bad"),
+    "stalled": StyledText("no step", "warn"),
 }
 _FAULTS = {
     "GpuXidCritical": "Xid {1}",

@@ -48,7 +48,7 @@ STOP_REASONS = frozenset(
     }
 )
 """Exit reasons of a process that the user or the scheduler has stopped."""
-PROCESS_STATE_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "slow": 3}
+PROCESS_STATE_ORDER = {"ended early": 0, "silent": 1, "hangs": 2, "stalled": 3, "slow": 4}
 """States of a process that need attention, with their position in the table of the ranks."""
 _RANK_FAMILIES = {
     "training_feed_alive": "alive",
@@ -146,6 +146,11 @@ class Run:
         """True if rates and losses are current."""
         is_overdue = self.undecided_seconds > 0 or self.state in {"hung", "stalled", "ending"}
         return not self.is_ended and not is_overdue
+
+    @property
+    def remote_count(self) -> int:
+        """Number of ranks that are not on this node; 0 if the world size or the ranks of this node are unknown."""
+        return max(0, (self.world_size or 0) - len(self.ranks)) if self.ranks else 0
 
     @property
     def has_rank_zero(self) -> bool:
@@ -456,6 +461,8 @@ def _process_state(rank: Rank, run: Run | None, exporter: ExporterInfo) -> str:
         return "silent"
     if run is not None and run.state == "hung" and rank.progress_at is not None:
         return "hangs"
+    if run is not None and (run.state == "stalled" or run.undecided_seconds):
+        return "stalled"
     return "slow" if rank.is_slow else "alive"
 
 

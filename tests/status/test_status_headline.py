@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from status_support import (
     JOB,
     NOW,
@@ -16,6 +18,7 @@ from status_support import (
 from exporter.status.attention import FindingStarts, Headline, finding_groups, headline
 from exporter.status.conditions import findings
 from exporter.status.history import History
+from exporter.status.view import Hang
 
 GPU_3 = {"gpu": "3", "uuid": "GPU-3"}
 FAULTY_GPU: Rows = JOB | {
@@ -220,6 +223,61 @@ def test_a_silent_rank_is_urgent_if_the_run_makes_no_steps() -> None:
     assert not any(finding.is_urgent for finding in finding_views_of(JOB | SILENT_RANK))
     assert not any(
         finding.is_urgent for finding in finding_views_of(JOB | SILENT_RANK | standstill | validation)
+    )
+
+
+STANDSTILL: Rows = {
+    "training_feed_last_update_timestamp_seconds": run_sample(NOW - 96, rank="0"),
+    "training_last_progress_timestamp_seconds": run_sample(NOW - 96, rank="0"),
+    "training_process_state": run_sample(1.0, rank="0", role="trainer", state="stopped"),
+    "training_phase_active": run_sample(1.0, rank="0", phase="validation"),
+    "training_run_state": run_sample(1.0, state="stalled"),
+}
+
+
+def test_a_standstill_is_before_an_older_loss_that_is_not_finite() -> None:
+    nonfinite: Rows = {"training_nonfinite_since_timestamp_seconds": run_sample(NOW - 600, kind="loss")}
+    other_run: Rows = {
+        "training_nonfinite_since_timestamp_seconds": [({"run": "early", "kind": "loss"}, NOW - 600)],
+        "training_run_state": [
+            *STANDSTILL["training_run_state"],
+            ({"run": "early", "state": "running"}, 1.0),
+        ],
+    }
+    rows = JOB | STANDSTILL | other_run
+    view = view_of(rows)
+
+    assert finding_views_of(rows)[0].text.startswith("The process of rank 0 of night is alive and silent")
+    assert finding_views_of(JOB | STANDSTILL | nonfinite)[0].is_urgent
+    assert [group.title for group in finding_groups(view, findings(view), FindingStarts())] == [
+        "run night",
+        "run early",
+    ]
+    assert re.findall('aria-label="(night|early)"', status_page(rows).html) == ["night", "early"]
+
+
+def test_a_rank_of_a_stalled_run_is_not_alive() -> None:
+    assert (
+        "alive"
+        not in status_page(JOB | {"training_run_state": run_sample(1.0, state="stalled")}).visible_text
+    )
+    assert (
+        "no step" in status_page(JOB | {"training_run_state": run_sample(1.0, state="stalled")}).visible_text
+    )
+
+
+def test_a_run_with_ranks_on_other_nodes_does_not_accuse_the_rank_of_this_node() -> None:
+    rows = JOB | {"training_feed_alive": run_sample(1.0, rank="0"), "training_world_size": run_sample(2.0)}
+    rows["training_feed_last_update_timestamp_seconds"] = run_sample(NOW - 1, rank="0")
+    remote = "1 of 2 ranks is not on this node; see the pages of the other nodes."
+    hung = rows | {"training_run_state": run_sample(1.0, state="hung")}
+    (finding,) = finding_views_of(hung, hangs={"night": Hang("Rank 0: backward (job.py:24).")})
+
+    assert f"holds on this node. Run night: {remote}" in status_page(rows).visible_text
+    assert f"{remote} This node has rank 0 of 2" in status_page(hung).visible_text
+    assert finding.text == f"Run night hangs. Rank 0: backward (job.py:24). {remote}"
+    assert finding.remedy.startswith(
+        "Look for ended, silent or waiting ranks on the status pages of the other nodes"
     )
 
 

@@ -32,7 +32,10 @@ NOT_DECIDED = {
 
 
 def findings(view: View) -> list[Finding]:
-    """Return all findings, urgent findings first, and findings about ended runs after other findings of the same urgency."""
+    """Return all findings, urgent findings first.
+
+    Among findings of the same urgency, findings about ended runs are last, and findings about runs at a standstill are first.
+    """
 
     def is_over(finding: Finding) -> bool:
         run = view.runs.get(finding.match.subject[0]) if finding.match.subject else None
@@ -42,5 +45,11 @@ def findings(view: View) -> list[Finding]:
         Finding(condition, match) for condition in CONDITIONS for match in condition.find_matches(view)
     ]
     return sorted(
-        holding, key=lambda finding: (not finding.is_urgent, finding.match.is_past, is_over(finding))
+        holding,
+        key=lambda finding: (
+            not finding.is_urgent,
+            finding.match.is_past,
+            is_over(finding),
+            not finding.condition.stops_run,
+        ),
     )

@@ -95,14 +95,23 @@ def _silent_seconds(rank: Rank, view: View) -> float:
 
 
 def _runs_without_steps(view: View) -> set[str]:
-    """Return the runs without a step for `SILENT_AFTER_SECONDS`, except runs that start, compile, save, load or validate."""
+    """Return the runs without a step for `SILENT_AFTER_SECONDS`.
+
+    Runs that start, compile, save, load or validate are omitted, unless a trainer is stopped by a signal or a debugger.
+    """
     runs_without_steps: set[str] = set()
     for name in view.runs:
         ranks = [rank for rank in view.ranks if rank.run == name]
         last_progress_at = max(
             (rank.progress_at for rank in ranks if rank.progress_at is not None), default=None
         )
-        pauses = any(PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES)
+        is_stopped = any(
+            view.samples.total("training_process_state", run=name, role="trainer", state=state)
+            for state in ("stopped", "tracing_stop")
+        )
+        pauses = not is_stopped and any(
+            PHASES[rank.phase].badput in PAUSING_CAUSES for rank in ranks if rank.phase in PHASES
+        )
         is_overdue = (
             last_progress_at is not None and view.exporter.now - last_progress_at > SILENT_AFTER_SECONDS
         )
@@ -213,6 +222,7 @@ CONDITIONS = (
         sentence="{ranks} ended before the other ranks{reasons}",
         remedy="read the log of the rank; the next collective of the other ranks does not complete",
         runbook_alert="TrainingRankEnded",
+        stops_run=True,
         is_cause=True,
         find_matches=_early_ends,
     ),
@@ -231,8 +241,9 @@ CONDITIONS = (
         criterion="a living process without a new snapshot for more than 15 s, and no step of the run for more than 15 s",
         severity=AlertSeverity.CRITICAL,
         sentence="{processes} alive and silent (no new snapshot), and run {run} makes no steps",
-        remedy="check whether the process is stopped or holds the GIL: `training-exporter stacks` prints its stack",
+        remedy="check whether the process is stopped by a signal or a debugger (kill -CONT resumes it), or holds the GIL: `training-exporter stacks` prints its stack",
         runbook_alert="TrainingFeedLost",
+        stops_run=True,
         is_cause=True,
         find_matches=_blocking_ranks,
     ),

@@ -24,6 +24,7 @@ MAX_RESTARTS = 3
 """Number of restarts within `RESTART_SECONDS` above which the run is in a restart loop."""
 ODD_GROUP_REMEDY = "fix the wait of the rank that is listed first"
 LOST_GPU_REMEDY = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i {index}) or reboot the node"
+REMOTE_RANKS_REMEDY = "look for ended, silent or waiting ranks on the status pages of the other nodes before you change a rank of this node"
 NO_ODD_GROUP_REMEDY = "check storage, network and GPUs of all ranks"
 FULL_CPU_RATIO = 0.9
 """Utilization above which more workers do not make the data loading faster."""
@@ -103,6 +104,9 @@ def _overdue_runs(view: View, state: str) -> Iterator[Match]:
             stacks = hang.groups if hang else ()
             step = f" at step {hang.step:,}" if hang and hang.step is not None else ""
             remedy = ODD_GROUP_REMEDY if hang and hang.has_odd_group else NO_ODD_GROUP_REMEDY
+            if run.remote_count:
+                where = f"{where.removesuffix('.')}. {remote_ranks_text(run)}"
+                remedy = REMOTE_RANKS_REMEDY
             lost_gpu = _lost_gpu(view, name)
             cause, gpu_uuid = "", ""
             if lost_gpu:
@@ -110,6 +114,14 @@ def _overdue_runs(view: View, state: str) -> Iterator[Match]:
                 remedy = LOST_GPU_REMEDY.format(index=lost_gpu.index)
             facts = {"run": name, "step": step, "cause": cause, "where": where, "remedy": remedy}
             yield Match((name,), facts, start=run.state_since, stacks=stacks, gpu_uuid=gpu_uuid)
+
+
+def remote_ranks_text(run: Run) -> str:
+    """Return a sentence about the ranks of a run that are not on this node; "" without such ranks."""
+    count = run.remote_count
+    if not count:
+        return ""
+    return f"{count} of {run.world_size} ranks {'is' if count == 1 else 'are'} not on this node; see the pages of the other nodes."
 
 
 def _lost_gpu(view: View, run: str) -> Gpu | None:
@@ -265,6 +277,7 @@ CONDITIONS = (
         alert_name="RunDied",
         criterion="a run that failed or was lost, for a minute",
         severity=AlertSeverity.CRITICAL,
+        stops_run=True,
         sentence="run {run} {outcome}{reason}; it has not restarted{lost}",
         remedy="fix the cause, and restart the job under the same name: --run.name={run}",
         find_matches=_dead_runs,
@@ -276,18 +289,21 @@ CONDITIONS = (
             " outside start, compilation, checkpoints and validation"
         ),
         severity=AlertSeverity.CRITICAL,
+        stops_run=True,
         sentence="run {run} hangs{step}{cause}. {where}",
         remedy="{remedy}; `training-exporter stacks` prints all stacks",
         find_matches=_hung_runs,
     ),
     Condition(
         criterion="a step is overdue while the run waits for data, compiles, loads, saves or validates",
+        stops_run=True,
         sentence="run {run} is stalled{step}, a step is overdue{cause}. {where}",
         remedy="check what the phase waits for: storage, a compilation, a validation without reports",
         find_matches=_stalled_runs,
     ),
     Condition(
         criterion="no finished step for 60 s and 5 times the longest step, before TrainingHang",
+        stops_run=True,
         sentence="a step of run {run} is late: none has finished for {seconds}. {where}",
         remedy="wait for the next step; if none finishes, the run is reported as hanging after goodput.hang_after (300 s)",
         find_matches=_late_steps,
