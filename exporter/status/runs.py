@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exporter.status.attention import hourly_cost_texts, total_costs
@@ -214,6 +214,13 @@ def _bad_save_notes(view: View, run: Run) -> list[str]:
     return [f"after the first NaN or infinite loss, of step {values.step:,}"]
 
 
+def _rate_figure(
+    name: str, value: float | None, format_value: Callable[[float], str], *notes: str
+) -> list[Figure]:
+    """Return the figure of a mean over the last minute, which its note names; no figure without a value."""
+    return [] if value is None else figure(name, styled(format_value(value)), "last minute", *notes)
+
+
 def _run_figures(view: View, run: Run) -> list[Figure]:
     """Return the figures of a run. Rates, loss, gradient norm and learning rate are dashes if they are not current."""
     samples, history, now, name = view.samples, view.history, view.exporter.now, run.name
@@ -223,19 +230,13 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
         return samples.value(family, run=name) if run.is_stepping else None
 
     saved_at = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
+    steps_per_second = history.compute_last_rate("timed steps", name) if run.is_stepping else None
     figures = [
-        *figure("step time", value_or_dash(_step_seconds(view, run), duration)),
-        *figure(
-            "steps per second",
-            value_or_dash(
-                history.compute_last_rate("timed steps", name) if run.is_stepping else None, number
-            ),
-        ),
+        *_rate_figure("step time", _step_seconds(view, run), duration, "without data loading"),
+        *_rate_figure("steps per second", steps_per_second, number),
         *_loss_figure(view, run),
         *_nonfinite_counts(view, run),
-        *figure(
-            f"tokens per second{_coverage_note(run)}", value_or_dash(_tokens_per_second(view, run), number)
-        ),
+        *_rate_figure(f"tokens per second{_coverage_note(run)}", _tokens_per_second(view, run), number),
         *_value_figure("gradient norm", current("training_grad_norm"), run.nonfinite.get("grad")),
         *figure("learning rate", value_or_dash(current("training_learning_rate"), number)),
         *_goodput(view, run),
@@ -319,14 +320,23 @@ def _lost_time(view: View, run: Run) -> list[Figure]:
 
 
 def _run_plots(view: View, run: Run) -> list[Plot]:
-    """Return the plots of a run, which end with the run."""
+    """Return the plots of a run, which end with the run. At a standstill, they end at the last step, as the figures do."""
     history, now, name = view.history, view.exporter.now, run.name
+
+    last_at = run.state_since if run.is_ended else None
+    if not run.is_ended and not run.is_stepping:
+        steps_at = [
+            rank.progress_at for rank in view.ranks if rank.run == name and rank.progress_at is not None
+        ]
+        last_at = max(steps_at, default=None)
 
     def run_plot(
         title: str, line: Line, latest: float | None, unit: str = "", floor: float | None = None
     ) -> list[Plot]:
-        if run.is_ended and run.state_since is not None:
-            line = [point for point in line if point[0] <= run.state_since]
+        if last_at is not None:
+            # A rate over a minute would sink slowly, and a loss would stay level. The gap keeps the right edge at the present.
+            gap = [] if run.is_ended else [(now, None)]
+            line = [*(point for point in line if point[0] <= last_at), *gap]
         return plot(title, {title: line}, unit, now, owner=name, latest=latest, floor=floor)
 
     loss = _loss(view, run)

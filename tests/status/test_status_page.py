@@ -15,6 +15,7 @@ from status_support import (
     Document,
     Rows,
     collector_status,
+    exporter_info,
     families_of,
     history_of,
     run_sample,
@@ -26,8 +27,10 @@ from exporter.status.document import template_environment
 from exporter.status.elements import MAX_ROWS, plot
 from exporter.status.formatting import duration, energy, number, rank_names, size
 from exporter.status.history import History
+from exporter.status.runs import run_sections
 from exporter.status.samples import SampleIndex
 from exporter.status.sections import MAX_UNFOLDED_RANKS
+from exporter.status.view import build_view
 
 
 def executed_steps(count: float) -> Rows:
@@ -202,6 +205,35 @@ def test_a_restart_names_the_rank_and_the_signal() -> None:
     assert '<span class="warn">ending</span>' in page.html
 
 
+def test_the_plots_of_a_run_end_at_its_last_step_during_a_standstill() -> None:
+    def values(tick: int) -> Rows:
+        count = min(tick, 20)
+        tokens = run_sample(500.0 * count, rank="0", mode="train")
+        loss = run_sample(2.5 - 0.01 * count, mode="train")
+        return step_durations(count, 2.0 * count) | {"training_tokens_total": tokens, "training_loss": loss}
+
+    stalled = {
+        "training_run_state": run_sample(1.0, state="stalled"),
+        "training_last_progress_timestamp_seconds": run_sample(NOW - 100, rank="0"),
+    }
+    view = build_view(
+        exporter_info(), SampleIndex(families_of(JOB | values(40) | stalled)), history_of(40, values)
+    )
+    (section,) = run_sections(view, [])
+
+    assert [plot.title for plot in section.plots] == ["loss", "step time", "tokens per second"]
+    for run_plot in section.plots:
+        times, numbers = run_plot.data.data
+        assert numbers[-1] is None
+        assert max(time for time, value in zip(times, numbers, strict=True) if time and value) == NOW - 100
+
+
+def test_rates_name_their_time_range() -> None:
+    page_text = status_page(JOB, history=HISTORY).visible_text
+
+    assert "step time 2.0 s last minute without data loading steps per second 2 last minute" in page_text
+
+
 def overdue_step(seconds: float) -> Rows:
     """Return the families of a run with 100 s of unsaved work, whose step is open for a time."""
     return JOB | {
@@ -267,7 +299,7 @@ def test_sums_of_a_run_on_several_nodes_are_labeled_as_those_of_this_node() -> N
     }
     page_text = status_page(rows, history=history_of(3, tokens)).visible_text
 
-    assert "tokens per second (this node) 100 energy (this node) 1.5 Wh" in page_text
+    assert "tokens per second (this node) 100 last minute energy (this node) 1.5 Wh" in page_text
     assert "Rank 0 runs on a different node" in page_text
 
 
