@@ -55,6 +55,7 @@ _SOURCES = (
     TrackSource("phase", "training_phase_seconds_total", ("run", "phase")),
     TrackSource("nonfinite", "training_nonfinite_total", ("run", "kind")),
     TrackSource("failed saves", "training_checkpoints_total", ("run",), {"result": "failed"}),
+    TrackSource("job CPU", "training_process_cpu_seconds_total", ("run",)),
     TrackSource("cost", "training_cost_total", ("run", "currency")),
     TrackSource("restarts", "training_restarts_total", ("run",)),
     TrackSource("allocation retries", "training_gpu_alloc_retries_total", ("run", "rank", "gpu")),

@@ -282,6 +282,25 @@ def test_more_workers_are_advised_only_if_the_cpu_is_not_full(cpu: float, text: 
     assert finding.remedy.startswith(text)
 
 
+@pytest.mark.parametrize(("own_cpus", "text"), [(0.1, "Processes outside the run"), (7.5, "The CPU is full")])
+def test_a_cpu_that_other_processes_fill_is_not_that_of_the_data_loader(own_cpus: float, text: str) -> None:
+    def phases(tick: int) -> Rows:
+        waits = run_sample(10.0 * tick, rank="0", phase="data_loading")
+        cpu = run_sample(5 * own_cpus * tick, rank="0", role="dataloader", mode="user")
+        return {"training_phase_seconds_total": waits, "training_process_cpu_seconds_total": cpu}
+
+    machine: Rows = {
+        "host_cpu_utilization_ratio": [({}, 0.99)],
+        "host_cpus": [({"kind": "online"}, 8.0)],
+    }
+    history = history_of(61, phases)
+    (finding,) = finding_views_of(JOB | machine, history=history)
+    stalled = JOB | machine | {"training_run_state": run_sample(1.0, state="stalled")}
+
+    assert finding.remedy.startswith(text)
+    assert [text for text in finding_texts(stalled, history=history) if "waits for data" in text] == []
+
+
 def test_problems_and_sections_of_live_runs_come_before_those_of_ended_runs() -> None:
     def run(name: str, state: str, since: float) -> list[Rows]:
         return [

@@ -32,6 +32,9 @@ FULL_CPU_REMEDY = (
     "the CPU is full, so that more workers do not help: prepare the data in advance, simplify their transformation, or"
     " use a node with more cores"
 )
+FOREIGN_CPU_REMEDY = "processes outside the run use most of the machine's CPU: move them, or reserve CPUs for the job; then add workers"
+MIN_OWN_CPU_RATIO = 0.5
+"""Share of the CPU below which the processes of the run are not the reason of a full CPU."""
 FREE_CPU_REMEDY = "add workers to the data loader; if this does not help, check the storage"
 PAUSING_PHASES = frozenset({"checkpoint_load", "checkpoint_save_sync", "validation", "test"})
 """Phases in which a run makes no steps, although it is not slow."""
@@ -200,12 +203,28 @@ def _data_stalls(view: View) -> Iterator[Match]:
         seconds = view.history.compute_mean_rate("phase", run, phase, seconds=PHASE_RATE_SECONDS)
         phases.setdefault(run, {})[phase] = seconds or 0.0
     for run, rates in phases.items():
+        if run not in view.runs or not view.runs[run].is_stepping:
+            # At a standstill, the time in the phase is no measure of the data loader.
+            continue
         total = sum(rates.values())
         if total and rates.get("data_loading", 0.0) / total > DATA_STALL_RATIO:
-            cpu_ratio = view.samples.value("host_cpu_utilization_ratio") or 0.0
-            remedy = FULL_CPU_REMEDY if cpu_ratio > FULL_CPU_RATIO else FREE_CPU_REMEDY
-            facts = {"run": run, "share": share(rates["data_loading"] / total), "remedy": remedy}
+            facts = {
+                "run": run,
+                "share": share(rates["data_loading"] / total),
+                "remedy": _data_stall_remedy(view, run),
+            }
             yield Match((run,), facts)
+
+
+def _data_stall_remedy(view: View, run: str) -> str:
+    """Return the remedy of waits for data, by the CPU of the machine and the part that the processes of the run use of it."""
+    if (view.samples.value("host_cpu_utilization_ratio") or 0.0) <= FULL_CPU_RATIO:
+        return FREE_CPU_REMEDY
+    own_cpus = view.history.compute_last_rate("job CPU", run)
+    cpus = view.samples.value("host_cpus", kind="online")
+    if own_cpus is not None and cpus and own_cpus / cpus < MIN_OWN_CPU_RATIO:
+        return FOREIGN_CPU_REMEDY
+    return FULL_CPU_REMEDY
 
 
 def _nonfinite_losses(view: View) -> Iterator[Match]:
