@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from exporter.status.attention import hourly_cost_texts, total_costs
 from exporter.status.condition import Finding
+from exporter.status.conditions.checkpoints import failures_since_last_save
 from exporter.status.conditions.runs import remote_ranks_text, unsaved_steps_text
 from exporter.status.elements import (
     MAX_ROWS,
@@ -273,7 +274,8 @@ def _unsaved_work(view: View, run: Run) -> list[Figure]:
         return []
     text = duration(seconds) if seconds >= MIN_UNSAVED_SECONDS else "0 s"
     if not run.is_ended or run.state == "ending":
-        return figure("at risk, unsaved", styled(text))
+        is_failing = failures_since_last_save(view, run.name) is not None
+        return figure("at risk, unsaved", styled(text, "bad" if is_failing else ""))
     if run.state not in {"failed", "lost", "stopped"}:
         return []
     name = "unsaved at the stop" if run.state == "stopped" else "lost with the crash"

@@ -301,6 +301,32 @@ def test_a_cpu_that_other_processes_fill_is_not_that_of_the_data_loader(own_cpus
     assert [text for text in finding_texts(stalled, history=history) if "waits for data" in text] == []
 
 
+def test_saves_that_still_fail_name_their_start_the_last_good_step_and_the_work_at_risk() -> None:
+    def saves(
+        tick: int,
+    ) -> Rows:  # a failed save at every second point
+        steps = {"training_steps_total": run_sample(10.0 * tick, mode="train")}
+        return steps | {
+            "training_checkpoints_total": run_sample(float(tick // 2), kind="sync", result="failed")
+        }
+
+    history = history_of(12, saves)
+    rows = JOB | {
+        "training_checkpoint_last_success_timestamp_seconds": run_sample(NOW - 28),
+        "training_checkpoint_last_step": run_sample(40.0),
+        "training_uncommitted_seconds": run_sample(108.0),
+    }
+    saved = rows | {"training_checkpoint_last_success_timestamp_seconds": run_sample(NOW - 1)}
+    (finding,) = finding_views_of(rows, history=history)
+
+    assert finding.is_urgent
+    assert finding.text == (
+        "The last 2 saves of run night failed, since 1970-01-01 02:46 UTC. 108 s of work are at risk (210 steps since the save of step 40)."
+    )
+    assert '<span class="bad">108 s</span>' in status_page(rows, history=history).html
+    assert finding_texts(saved, history=history) == ["5 saves of run night failed."]
+
+
 def test_problems_and_sections_of_live_runs_come_before_those_of_ended_runs() -> None:
     def run(name: str, state: str, since: float) -> list[Rows]:
         return [

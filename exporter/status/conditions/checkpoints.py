@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exporter.status.condition import AlertSeverity, Condition, Match
-from exporter.status.conditions.runs import count_text
-from exporter.status.formatting import duration, rank_names, share, size
+from exporter.status.conditions.runs import count_text, unsaved_steps_text
+from exporter.status.formatting import clock, duration, rank_names, share, size
+from exporter.status.history import Increase
 from exporter.status.thresholds import CHECKPOINT_HANG_RATIO, CHECKPOINT_OVERDUE_INTERVALS
 from exporter.status.view import View
 
@@ -58,6 +59,36 @@ def _hanging_saves(view: View) -> Iterator[Match]:
             yield Match((name,), facts, start=min(late_ranks.values()))
 
 
+def failures_since_last_save(view: View, run: str) -> Increase | None:
+    """Return the saves that have failed since the last successful save, or None without such saves."""
+    saved_at = view.samples.value("training_checkpoint_last_success_timestamp_seconds", run=run)
+    levels = view.history.read_levels("failed saves", run)
+    seconds = (
+        FAILED_SECONDS if saved_at is None or not levels else min(FAILED_SECONDS, levels[-1][0] - saved_at)
+    )
+    # A failure counts only if both points around it are later than the successful save.
+    if sum(levels[-1][0] - at <= seconds for at, _ in levels) < 2:
+        return None
+    return view.history.compute_increase(
+        "failed saves", run, seconds=seconds, required_track="executed steps"
+    )
+
+
+def _failed_saves_text(view: View, run: str, increase: Increase) -> str:
+    """Return a sentence about failed saves; for saves that still fail, with their start, the last good step and the work at risk."""
+    current = failures_since_last_save(view, run)
+    if current is None:
+        return f"{count_text(increase, 'save', 'saves')} of run {run} failed"
+    number = f"the last {current.amount:.0f} saves" if round(current.amount) > 1 else "the last save"
+    text = f"{number} of run {run} failed, since {clock(current.first_at)}"
+    steps = unsaved_steps_text(view, run)
+    seconds = view.samples.value("training_uncommitted_seconds", run=run)
+    if seconds is not None:
+        seconds = max(0.0, seconds - view.runs[run].undecided_seconds)
+        return f"{text}. {duration(seconds)} of work are at risk{f' ({steps})' if steps else ''}"
+    return f"{text}{f' ({steps})' if steps else ''}"
+
+
 def _failed_saves(view: View) -> Iterator[Match]:
     for name, run in view.runs.items():
         if run.is_ended or run.state == "ending":
@@ -66,7 +97,7 @@ def _failed_saves(view: View) -> Iterator[Match]:
             "failed saves", name, seconds=FAILED_SECONDS, required_track="executed steps"
         )
         if increase is not None:
-            facts = {"run": name, "count": count_text(increase, "save", "saves")}
+            facts = {"statement": _failed_saves_text(view, name, increase)}
             yield Match(
                 (name,), facts, start=increase.first_at, last_event_at=increase.last_at, is_event=True
             )
@@ -145,7 +176,7 @@ CONDITIONS = (
         alert_name="TrainingCheckpointFailing",
         criterion="any failed checkpoint in 1h, until the run ends",
         severity=AlertSeverity.CRITICAL,
-        sentence="{count} of run {run} failed",
+        sentence="{statement}",
         remedy="read the job's log; check space and permissions of the checkpoint directory",
         find_matches=_failed_saves,
     ),
