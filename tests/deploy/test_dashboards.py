@@ -214,6 +214,7 @@ RECORDED_SERIES_OF_ANY_BOARD = {
     "instance:exporter_last_sample:timestamp_seconds",
     "instance:gpu_lost:sum",
     "run:training_early_end:info",
+    "run:training_eta:seconds",
     "run:training_last_progress:age_seconds",
     "run:training_ranks_missing:sum",
     "run:training_ranks_up:sum",
