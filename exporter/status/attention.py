@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exporter.status.condition import Finding
 from exporter.status.formatting import age, clock, duration
@@ -121,10 +121,32 @@ def finding_views(findings: Sequence[Finding], starts: FindingStarts, now: float
 def finding_groups(view: View, findings: Sequence[Finding], starts: FindingStarts) -> list[FindingGroup]:
     """Return the findings by subject. The subjects have the order of their first finding."""
     now = view.exporter.now
+
+    def finding_view(finding: Finding) -> FindingView:
+        shown = _finding_view(finding, starts, now)
+        return replace(shown, time_text=shown.time_text + _lost_hours_text(view, finding, starts))
+
     return [
-        FindingGroup(subject.title, tuple(finding_views(_causes_first(own_findings), starts, now)))
+        FindingGroup(subject.title, tuple(map(finding_view, _causes_first(own_findings))))
         for subject, own_findings in _by_subject(view, findings).items()
     ]
+
+
+def _lost_hours_text(view: View, finding: Finding, starts: FindingStarts) -> str:
+    """Return the GPU hours, or without GPUs the rank hours, that a run at a standstill has lost on this node.
+
+    Returns "" for other findings, and for a run with a price, whose cost is in the headline.
+    """
+    name = finding.match.subject[0] if finding.match.subject else ""
+    start = starts.start(finding)
+    if name not in view.runs or not finding.condition.stops_run or start is None or total_costs(view, {name}):
+        return ""
+    if view.runs[name].is_ended:
+        return ""
+    ranks = [rank for rank in view.ranks if rank.run == name and rank.rank and rank.alive]
+    gpu_count = len({rank.uuid for rank in ranks if rank.uuid})
+    hours = (gpu_count or len({rank.rank for rank in ranks})) * max(0.0, view.exporter.now - start) / 3600
+    return f", {hours:,.2f} {'GPU' if gpu_count else 'rank'} hours lost on this node" if hours else ""
 
 
 def _causes_first(findings: Sequence[Finding]) -> list[Finding]:

@@ -256,6 +256,19 @@ def test_a_standstill_is_before_an_older_loss_that_is_not_finite() -> None:
     assert re.findall('aria-label="(night|early)"', status_page(rows).html) == ["night", "early"]
 
 
+def test_a_standstill_without_a_price_has_the_lost_gpu_hours_or_rank_hours() -> None:
+    hung = JOB | {
+        "training_run_state": run_sample(1.0, state="hung"),
+        "training_run_state_since_timestamp_seconds": run_sample(NOW - 900),
+    }
+    gpu = {"training_rank_info": run_sample(1.0, rank="0", **GPU_3)}
+    price = {"training_cost_total": run_sample(50.0, kind="device_time", currency="EUR")}
+
+    assert "UTC), 0.50 rank hours lost on this node" in status_page(hung).visible_text
+    assert "UTC), 0.25 GPU hours lost on this node" in status_page(hung | gpu).visible_text
+    assert "hours lost" not in status_page(hung | price).visible_text
+
+
 def test_a_rank_of_a_stalled_run_is_not_alive() -> None:
     assert (
         "alive"
