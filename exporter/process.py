@@ -82,7 +82,8 @@ def flush(timeout_seconds: float = 5.0) -> bool:
 def shutdown() -> None:
     """Write the final recording and end the recording thread, as at the exit of the process. Errors are logged, not raised.
 
-    Returns after about 2 s at the latest, also if the file system of the feed does not respond.
+    Returns after about 2 s at the latest, also if the file system of the feed does not respond. On a busy machine, the call takes longer
+    while the recording thread or the last poll of a bridge uses CPU time: at most 10 s more for each.
     """
     RECORDER.shutdown()
 
