@@ -196,13 +196,14 @@ def _value_figure(
 
 def _nonfinite_counts(view: View, run: Run) -> list[Figure]:
     """Return the number of values that were not finite, by kind; no figure without such a value."""
-    counts = {
-        kind: view.samples.total("training_nonfinite_total", run=run.name, kind=label) or 0.0
-        for kind, label in (("losses", "loss"), ("gradient norms", "grad"))
-    }
-    if not any(counts.values()):
+    texts = []
+    for kind, singular, plural in (("loss", "loss", "losses"), ("grad", "gradient norm", "gradient norms")):
+        count = view.samples.total("training_nonfinite_total", run=run.name, kind=kind)
+        if count:
+            texts.append(f"{count:,.0f} {singular if count == 1 else plural}")
+    if not texts:
         return []
-    text = ", ".join(f"{count:,.0f} {kind}" for kind, count in counts.items() if count)
+    text = ", ".join(texts)
     return figure("NaN or infinite so far", styled(text, "bad"))
 
 
@@ -233,7 +234,7 @@ def _run_figures(view: View, run: Run) -> list[Figure]:
     saved_at = samples.value("training_checkpoint_last_success_timestamp_seconds", run=name)
     steps_per_second = history.compute_last_rate("timed steps", name) if run.is_stepping else None
     figures = [
-        *_rate_figure("step time", _step_seconds(view, run), duration, "without data loading"),
+        *_rate_figure("step time", _step_seconds(view, run), duration),
         *_rate_figure("steps per second", steps_per_second, number),
         *_loss_figure(view, run),
         *_nonfinite_counts(view, run),

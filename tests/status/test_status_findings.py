@@ -496,6 +496,21 @@ def test_a_loss_that_is_nan_names_its_first_step_and_the_last_save_before_it() -
     assert "includes saves after the first NaN or infinite loss" in text
 
 
+def test_a_run_that_died_after_its_loss_was_nan_names_the_save_before_the_nan() -> None:
+    job = {name: samples for name, samples in JOB.items() if name != "training_loss"} | NAN_SINCE_STEP_82
+    dead = job | {"training_run_state": run_sample(1.0, state="lost")}
+
+    def past(tick: int) -> Rows:
+        saved: Rows = {"training_checkpoint_last_step": run_sample((60.0, 80.0, 100.0)[tick])}
+        return JOB | saved if tick < 2 else job | saved
+
+    history = history_of(3, past, interval_seconds=30.0)
+    texts = [finding.text for finding in finding_views_of(dead, history=history)]
+
+    assert any("Each loss was NaN or infinite since step 82 (" in text for text in texts)
+    assert any("return to the save of step 80" in text for text in texts)
+
+
 def test_a_nan_is_not_urgent_when_its_alert_has_ended() -> None:
     history = history_of(60, lambda minute: nonfinite(min(minute, 29)), interval_seconds=60.0)
 

@@ -231,7 +231,7 @@ def test_the_plots_of_a_run_end_at_its_last_step_during_a_standstill() -> None:
 def test_rates_name_their_time_range() -> None:
     page_text = status_page(JOB, history=HISTORY).visible_text
 
-    assert "step time 2.0 s last minute without data loading steps per second 2 last minute" in page_text
+    assert "step time 2.0 s last minute steps per second 2 last minute" in page_text
 
 
 def overdue_step(seconds: float) -> Rows:

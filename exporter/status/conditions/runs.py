@@ -48,7 +48,7 @@ def _dead_runs(view: View) -> Iterator[Match]:
                 "run": name,
                 "outcome": outcome,
                 "reason": _reason_text(view, run),
-                "lost": _lost_work_text(view, name),
+                "lost": _lost_work_text(view, name) + _nonfinite_text(run),
             }
             yield Match((name,), facts, start=run.state_since)
 
@@ -85,6 +85,15 @@ def _lost_work_text(view: View, run: str) -> str:
         return ""
     steps = unsaved_steps_text(view, run)
     return f". {duration(seconds)} of work are lost{f' ({steps})' if steps else ''}"
+
+
+def _nonfinite_text(run: Run) -> str:
+    """Return a sentence about the losses that were not finite up to the end of a run: no save after the first of them is a remedy."""
+    values = run.nonfinite.get("loss")
+    if values is None:
+        return ""
+    remedy = "" if values.saved_step is None else f": return to the save of step {values.saved_step:,}"
+    return f". Each loss was NaN or infinite since {values.start_text}{remedy}"
 
 
 def _hung_runs(view: View) -> Iterator[Match]:
